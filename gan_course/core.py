@@ -40,7 +40,7 @@ class UserError(ValueError):
         inside = f" ({'; '.join(seen)})" if seen else ""
         return f"{where}{self.what}{inside}." + (f" Next: {self.fix}." if self.fix else "")
 
-# %% ../nbs/00_core.ipynb #a962c7c7
+# %% ../nbs/00_core.ipynb #2375aa49
 def check_choice(
     value:str, # what was asked for
     choices:list, # the names allowed
@@ -50,7 +50,7 @@ def check_choice(
     if value in choices: return value
     near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)
     raise UserError("unknown value", value=repr(value), limit=", ".join(map(str, choices)), path=name,
-                    fix=f"did you mean {near[0]!r}?".rstrip("?") if near else f"choose one of {len(choices)} values")
+                    fix=f"did you mean {near[0]!r}" if near else f"choose one of {len(choices)} values")
 
 # %% ../nbs/00_core.ipynb #c1613c02
 def set_seed(
