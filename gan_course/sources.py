@@ -98,7 +98,7 @@ class ImageSource:
     def __len__(self): return len(self.names)
     def __repr__(self): return f'{type(self).__name__}({str(self.path)!r}: {len(self.names)} pictures, {len(self.ignored)} files ignored)'
 
-# %% ../nbs/01_sources.ipynb #2056e0ca
+# %% ../nbs/01_sources.ipynb #57e64f1e
 class FolderSource(ImageSource):
     "A folder of pictures with its sub-folders; linked sub-folders are listed as ignored, not followed."
     def __init__(self,
@@ -109,9 +109,9 @@ class FolderSource(ImageSource):
         self.ignored = sorted(self.ignored + links)
 
     def _list(self):
-        def fail(e): raise UserError('cannot be listed', value=e.strerror, path=e.filename, fix='check its permissions') from e
+        def _fail(e): raise UserError('cannot be listed', value=e.strerror, path=e.filename, fix='check its permissions') from e
         names, self._links = [], []
-        for root, folders, files in os.walk(self.path, onerror=fail):
+        for root, folders, files in os.walk(self.path, onerror=_fail):
             here = Path(root).relative_to(self.path)
             names += [(here/f).as_posix() for f in files]
             self._links += [(here/f).as_posix() for f in folders if os.path.islink(os.path.join(root, f))]
