@@ -14,7 +14,7 @@ from torch import nn
 
 from .core import UserError
 
-# %% ../nbs/09_networks.ipynb #bfecd565
+# %% ../nbs/09_networks.ipynb #fa4d6ae6
 def check_resolution(
     resolution:int, # side of the square image, in pixels
     least:int=4, # smallest side allowed
@@ -22,7 +22,7 @@ def check_resolution(
     "Refuse an image side that is not a power of two of at least `least` with a `UserError`."
     r = resolution
     if isinstance(r, bool) or not isinstance(r, int) or r < least or r & (r-1):
-        raise UserError('the side of the images must be a power of two', value=r, limit=f'{least}, {2*least}, {4*least}, ... pixels',
+        raise UserError('the side of the images must be a power of two', value=repr(r), limit=f'{least}, {2*least}, {4*least}, ... pixels',
                         path='img_resolution', fix='pack the images at such a size first, e.g. gan_pack --resolution 64')
     return r
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SynthesisLayer', 'ToRGBLayer', 'SynthesisBlock', 'SynthesisNetwork', 'Generator', 'build_generator']
 
-# %% ../nbs/14_stylegan2.ipynb #974907c5
+# %% ../nbs/14_stylegan2.ipynb #2e02d8e1
 import torch
 from fastcore.basics import patch
 from torch import nn
@@ -13,9 +13,9 @@ from torch import nn
 from .core import UserError, check_choice
 from .layers import Conv2dLayer, FullyConnectedLayer, MappingNetwork, scaled_act
 from .networks import channels_by_resolution, check_resolution, check_shape, compute_dtype, fp16_from, parameter_table, plain_kwargs
-from .ops import modulated_conv2d, setup_filter, upsample2d
+from .ops import ACTIVATIONS, modulated_conv2d, setup_filter, upsample2d
 
-# %% ../nbs/14_stylegan2.ipynb #e2e61844
+# %% ../nbs/14_stylegan2.ipynb #9553516d
 class SynthesisLayer(nn.Module):
     "Styled 3x3 convolution with noise (StyleGAN2, section 2.2 and Figure 2). Unknown activation: `UserError`."
     def __init__(self,
@@ -32,7 +32,7 @@ class SynthesisLayer(nn.Module):
     ):
         super().__init__()
         self.resolution, self.up, self.use_noise, self.conv_clamp = resolution, up, use_noise, conv_clamp
-        self.activation, self.padding = activation, kernel_size//2
+        self.activation, self.padding = check_choice(activation, list(ACTIVATIONS), 'activation'), kernel_size//2
         self.affine = FullyConnectedLayer(w_dim, in_channels, bias_init=1)
         self.weight = nn.Parameter(torch.randn(out_channels, in_channels, kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.zeros(out_channels))
