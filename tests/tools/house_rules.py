@@ -509,15 +509,30 @@ def check_near_export(root):
 
 @rule
 def one_export_a_cell(root):
-    "An exported cell defines one function or class; imports stand in cells of their own."
+    "An exported cell defines one function or class."
     out = []
     for nb in library_notebooks(root):
         for i, cell, tree in exported_cells(nb):
             names = [n.name for n in tree.body if isinstance(n, DEFS)]
             if len(names) > 1:
                 out.append(f"{rel(nb, root)}: cell {i} exports {', '.join(names)}; give each a cell")
-            if any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in tree.body):
-                out.append(f"{rel(nb, root)}: cell {i} mixes imports with other code (nbdev's docs cannot run such a cell)")
+    return out
+
+
+@rule
+def imports_alone(root):
+    """In a library notebook, imports stand in cells of their own.
+
+    nbdev's docs run every cell that holds an import (and no other unexported cell), so code beside one would run there without what it needs."""
+    out, harmless = [], (ast.Import, ast.ImportFrom, *DEFS)
+    for nb in library_notebooks(root):
+        for i, cell in enumerate(cells_of(nb)):
+            tree = parse(source(cell)) if cell["cell_type"] == "code" else None
+            if tree is None or not any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(tree)):
+                continue
+            at_top = any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in tree.body)
+            if any(not isinstance(n, harmless) for n in tree.body) or (is_export(cell) and at_top and any(isinstance(n, DEFS) for n in tree.body)):
+                out.append(f"{rel(nb, root)}: cell {i} (id {cell.get('id')}) mixes imports with other code")
     return out
 
 
