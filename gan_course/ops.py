@@ -7,48 +7,44 @@ __all__ = ['Activation', 'ACTIVATIONS', 'setup_filter', 'upfirdn2d', 'filter2d',
            'design_lowpass_filter', 'filtered_lrelu', 'conv2d_resample', 'modulated_conv2d', 'modulated_conv2d_sg3',
            'minibatch_std']
 
-# %% ../nbs/10_ops.ipynb #9f619ebf
+# %% ../nbs/10_ops.ipynb #1980e111
 import math
 from collections import namedtuple
+from numbers import Integral
 import numpy as np
-import scipy.signal
-import scipy.special
+from scipy import signal, special
 import torch
 import torch.nn.functional as F
 from .core import UserError
 
-# %% ../nbs/10_ops.ipynb #976d9f85
-def _factors(v, # int, or a pair of ints [x, y], each at least 1
-             name:str='up' # argument name for the error
-            )->tuple: # (x, y)
-    "Sampling factors as a pair"
-    pair = (v, v) if isinstance(v, int) else tuple(v) if isinstance(v, (tuple, list)) else ()
-    if len(pair) != 2 or not all(isinstance(i, int) and i >= 1 for i in pair):
+# %% ../nbs/10_ops.ipynb #e5518c85
+def _factors(v, name:str='up'):
+    "Sampling factors, an int or a pair, as a pair (x, y)"
+    pair = (v, v) if isinstance(v, Integral) else tuple(v) if isinstance(v, (tuple, list)) else ()
+    if len(pair) != 2 or not all(isinstance(i, Integral) and i >= 1 for i in pair):
         raise UserError(f'`{name}` is not a sampling factor', value=v, limit='an integer of at least 1, or a pair [x, y] of them', fix=f'pass for example {name}=2')
     return pair
 
-# %% ../nbs/10_ops.ipynb #ad18cfaa
-def _padding(p # int, [x, y] or [x0, x1, y0, y1] in pixels; negative crops
-            )->tuple: # (x0, x1, y0, y1)
-    "Padding of the four sides: left, right, top, bottom"
-    p = (p, p) if isinstance(p, int) else tuple(p) if isinstance(p, (tuple, list)) else ()
+# %% ../nbs/10_ops.ipynb #9ff78524
+def _padding(p):
+    "Padding, an int, [x, y] or all sides, as (x0, x1, y0, y1): left, right, top, bottom"
+    p = (p, p) if isinstance(p, Integral) else tuple(p) if isinstance(p, (tuple, list)) else ()
     if len(p) == 2: p = (p[0], p[0], p[1], p[1])
-    if len(p) != 4 or not all(isinstance(i, int) for i in p):
+    if len(p) != 4 or not all(isinstance(i, Integral) for i in p):
         raise UserError('`padding` is not understood', value=p, limit='an integer, [x, y] or [x0, x1, y0, y1]', fix='pass for example padding=[2, 1, 2, 1]')
     return p
 
-# %% ../nbs/10_ops.ipynb #f5b9b93d
-def setup_filter(f, # taps: list, array or tensor of 0, 1 or 2 dimensions; None is the identity
+# %% ../nbs/10_ops.ipynb #677763f9
+def setup_filter(f=None, # taps: list, array or tensor of 0, 1 or 2 dimensions; None is the identity
                  normalize:bool=True, # make the taps sum to 1
                  flip_filter:bool=False, # reverse the taps
                  gain:float=1, # factor of the image's amplitude
                  separable:bool=None # keep a 1-D filter 1-D; None: when it has 8 taps or more
                 )->torch.Tensor: # float32 [taps] (two passes) or [height, width] (one pass)
     "Taps as the tensor that `upfirdn2d` takes. Source: StyleGAN2 (Karras et al. 2020), section 2 and appendix B. Raises `UserError` for an empty or 3-D filter."
-    f = torch.as_tensor(1. if f is None else f, dtype=torch.float32)
+    f = torch.atleast_1d(torch.as_tensor(1. if f is None else f, dtype=torch.float32))
     if f.ndim > 2 or not f.numel():
         raise UserError('a filter has 1 or 2 dimensions and at least one tap', value=tuple(f.shape), limit='[taps] or [height, width]', fix='pass for example [1, 3, 3, 1]')
-    if f.ndim == 0: f = f[None]
     if separable is None: separable = f.ndim == 1 and f.numel() >= 8
     if f.ndim == 1 and not separable: f = f[:, None]*f[None, :]
     if normalize:
@@ -57,31 +53,22 @@ def setup_filter(f, # taps: list, array or tensor of 0, 1 or 2 dimensions; None 
     if flip_filter: f = f.flip(list(range(f.ndim)))
     return f*gain**(f.ndim/2)
 
-# %% ../nbs/10_ops.ipynb #44af06c4
-def _fir(x:torch.Tensor, # [N, C, H, W]
-         g:torch.Tensor, # [kh, kw] correlation taps, dtype of x
-         up:tuple, # (x, y)
-         down:tuple, # (x, y)
-         pad:tuple # (x0, x1, y0, y1)
-        )->torch.Tensor: # [N, C, H', W']
-    "One pass of zero insertion, padding, correlation and decimation, without a derivative of its own"
-    n, c, h, w = x.shape
-    (kh, kw), (ux, uy), (dx, dy), (x0, x1, y0, y1) = g.shape, up, down, pad
-    x = x.reshape(n*c, 1, h, w)
-    if up == (1, 1): y = F.conv2d(F.pad(x, pad) if any(pad) else x, g[None, None], stride=(dy, dx))
-    else:
-        y = F.conv_transpose2d(x, g.flip([0, 1])[None, None], stride=(uy, ux))
-        y = F.pad(y, [x0-kw+1, x1-kw+ux, y0-kh+1, y1-kh+uy])[:, :, ::dy, ::dx]
-    return y.reshape(n, c, *y.shape[2:])
+# %% ../nbs/10_ops.ipynb #404e1b74
+def _fir(x, g, up, down, pad):
+    "Zero insertion, padding, correlation with g [kh, kw] and decimation of x [N, C, H, W] by a depthwise convolution; pairs are (x, y)"
+    c, (kh, kw), (ux, uy), (dx, dy), (x0, x1, y0, y1) = x.shape[1], g.shape, up, down, pad
+    w = g.expand(c, 1, kh, kw)
+    if up == (1, 1): return F.conv2d(F.pad(x, pad) if any(pad) else x, w, stride=(dy, dx), groups=c)
+    y = F.conv_transpose2d(x, w.flip([2, 3]), stride=(uy, ux), groups=c)
+    return F.pad(y, [x0-kw+1, x1-kw+ux, y0-kh+1, y1-kh+uy])[:, :, ::dy, ::dx]
 
-# %% ../nbs/10_ops.ipynb #20d5935b
+# %% ../nbs/10_ops.ipynb #8e7e9ed0
 class _UpFirDn(torch.autograd.Function):
     "`_fir` with the derivative that is `_fir` again; the filter gets no gradient"
     @staticmethod
     def forward(ctx, x, g, up, down, pad):
         y = _fir(x, g, up, down, pad)
-        (kh, kw), (h, w), (oh, ow) = g.shape, x.shape[2:], y.shape[2:]
-        (ux, uy), (dx, dy), (x0, _, y0, _) = up, down, pad
+        (kh, kw), (h, w), (oh, ow), (ux, uy), (dx, dy), (x0, _, y0, _) = g.shape, x.shape[2:], y.shape[2:], up, down, pad
         ctx.save_for_backward(g)
         ctx.args = down, up, (kw-1-x0, (w-1)*ux+1+x0-ow*dx, kh-1-y0, (h-1)*uy+1+y0-oh*dy)
         return y
@@ -90,37 +77,59 @@ class _UpFirDn(torch.autograd.Function):
         g, = ctx.saved_tensors
         return _UpFirDn.apply(dy, g.flip([0, 1]), *ctx.args), None, None, None, None
 
-# %% ../nbs/10_ops.ipynb #b085dad8
+# %% ../nbs/10_ops.ipynb #8e1099d3
+def _band(g, n:int, up:int, down:int, p0:int, p1:int):
+    "The banded matrix M [n, m] with x @ M = upfirdn(x), for n input pixels and correlation taps g"
+    k, m = len(g), (n*up+p0+p1-len(g))//down+1
+    tap = torch.arange(n, device=g.device)[:, None]*up+p0-torch.arange(m, device=g.device)[None, :]*down
+    return torch.where((tap >= 0) & (tap < k), g[tap.clamp(0, k-1)], 0)
+
+# %% ../nbs/10_ops.ipynb #2c4a61f2
+def _separate(g):
+    "Row and column taps (gy, gx) of a filter that is exactly their outer product; else None"
+    if g.ndim == 1: return g, g
+    total = g.sum()
+    gy, gx = g.sum(1), g.sum(0)/total
+    return (gy, gx) if total != 0 and torch.equal(torch.outer(gy, gx), g) else None
+
+# %% ../nbs/10_ops.ipynb #b7be8b1f
+def _check_fit(x, f, up, pad):
+    "Raise `UserError` unless `f` is a filter that fits into the upsampled and padded `x`"
+    if x.ndim != 4 or not x.is_floating_point():
+        raise UserError('upfirdn2d takes a floating-point batch of images', value=f'{x.dtype} {tuple(x.shape)}', limit='[N, C, H, W]', fix='add a batch dimension or convert to float')
+    if f.ndim not in (1, 2): raise UserError('a filter has 1 or 2 dimensions', value=tuple(f.shape), limit='[taps] or [height, width]', fix='build it with setup_filter')
+    if x.shape[3]*up[0]+pad[0]+pad[1] < f.shape[-1] or x.shape[2]*up[1]+pad[2]+pad[3] < f.shape[0]:
+        raise UserError('the filter is larger than the padded image', value=f'image {tuple(x.shape[2:])}', limit=f'filter {tuple(f.shape)}, up {up}, padding {pad}', fix='pad more, or use a shorter filter')
+
+# %% ../nbs/10_ops.ipynb #f3b440ea
 def upfirdn2d(x:torch.Tensor, # [N, C, H, W] floating point
-              f:torch.Tensor, # [taps] applied to rows then columns, or [height, width]; None is the identity
-              up=1, # zeros-inserting factor: int or [x, y]
+              f:torch.Tensor, # [taps] applied to rows then columns, or [height, width]; None is the identity; gets no gradient
+              up=1, # factor of zero insertion: int or [x, y]
               down=1, # factor of decimation: int or [x, y]
               padding=0, # pixels of the upsampled image: int, [x, y] or [x0, x1, y0, y1]; negative crops
               flip_filter:bool=False, # True: correlation; False: convolution
               gain:float=1 # factor of the result
-             )->torch.Tensor: # [N, C, (H*up+pad-taps)//down+1, ...]
-    "Upsample by zeros, pad or crop, filter, downsample. Source: StyleGAN2, appendix B. Raises `UserError` when the filter does not fit into the image."
-    if x.ndim != 4 or not x.is_floating_point():
-        raise UserError('upfirdn2d takes a floating-point batch of images', value=f'{x.dtype} {tuple(x.shape)}', limit='[N, C, H, W]', fix='add a batch dimension or convert to float')
+             )->torch.Tensor: # [N, C, (H*up+pad-taps)//down+1, (W*up+pad-taps)//down+1]
+    "Upsample by zeros, pad or crop, filter, downsample. Source: StyleGAN2 (Karras et al. 2020), appendix B. Raises `UserError` when the filter does not fit into the image."
     up, down, pad = _factors(up, 'up'), _factors(down, 'down'), _padding(padding)
-    if f is None: f = torch.ones(1, 1, device=x.device)
-    if f.ndim not in (1, 2): raise UserError('a filter has 1 or 2 dimensions', value=tuple(f.shape), limit='[taps] or [height, width]', fix='build it with setup_filter')
-    kh, kw = f.shape[0], f.shape[-1]
-    if x.shape[3]*up[0]+pad[0]+pad[1] < kw or x.shape[2]*up[1]+pad[2]+pad[3] < kh:
-        raise UserError('the filter is larger than the padded image', value=tuple(x.shape[2:]), limit=f'filter {kh}x{kw}, padding {pad}', fix='pad more, or use a shorter filter')
-    g = (f*gain**(f.ndim/2)).to(x.dtype)
+    identity = f is None and up == down == (1, 1)
+    f = torch.ones(1, 1, device=x.device) if f is None else f
+    _check_fit(x, f, up, pad)
+    if identity: return gain*F.pad(x, pad)
+    g = (f*gain**(f.ndim/2)).detach().to(x.dtype)
     if not flip_filter: g = g.flip(list(range(g.ndim)))
+    small = x.device.type == 'cpu' and max(x.shape[2]*up[1], x.shape[3]*up[0]) <= 32*len(g)
+    if small and (parts := _separate(g)):
+        mx = _band(parts[1], x.shape[3], up[0], down[0], *pad[:2])
+        my = _band(parts[0], x.shape[2], up[1], down[1], *pad[2:])
+        return my.T @ (x @ mx)
     if g.ndim == 2: return _UpFirDn.apply(x, g, up, down, pad)
     x = _UpFirDn.apply(x, g[None, :], (up[0], 1), (down[0], 1), (*pad[:2], 0, 0))
     return _UpFirDn.apply(x, g[:, None], (1, up[1]), (1, down[1]), (0, 0, *pad[2:]))
 
-# %% ../nbs/10_ops.ipynb #67805bb8
-def _pad_for(f, # filter tensor [taps] or [height, width], or None
-             up:tuple=(1, 1), # (x, y)
-             down:tuple=(1, 1), # (x, y)
-             padding=0 # added to the sides
-            )->tuple: # (x0, x1, y0, y1)
-    "Padding with which `upfirdn2d` returns size*up/down, centred"
+# %% ../nbs/10_ops.ipynb #59f1dd77
+def _pad_for(f, up=(1, 1), down=(1, 1), padding=0):
+    "Padding (x0, x1, y0, y1) with which `upfirdn2d` returns size*up/down, centred, and `padding` more"
     kw, kh = (1, 1) if f is None else (f.shape[-1], f.shape[0])
     side = lambda k, u, d: ((k+u-1)//2, (k-u)//2) if u > 1 else ((k-d+1)//2, (k-d)//2)
     return tuple(p+q for p, q in zip(_padding(padding), side(kw, up[0], down[0])+side(kh, up[1], down[1])))
@@ -172,7 +181,7 @@ ACTIVATIONS = dict(
     softplus=Activation(lambda x, alpha: F.softplus(x), 0., 1.),
     swish=Activation(lambda x, alpha: x*torch.sigmoid(x), 0., math.sqrt(2)))
 
-# %% ../nbs/10_ops.ipynb #10cfb513
+# %% ../nbs/10_ops.ipynb #4fef6609
 def bias_act(x:torch.Tensor, # any shape, floating point
              b:torch.Tensor=None, # [x.shape[dim]] bias
              dim:int=1, # dimension of x that the bias belongs to
@@ -184,17 +193,17 @@ def bias_act(x:torch.Tensor, # any shape, floating point
     "Bias, activation, gain, clamp. Source: StyleGAN2, appendix B; clamp: StyleGAN2-ADA, appendix D. Raises `UserError` for an unknown activation or a bias of the wrong size."
     if act not in ACTIVATIONS: raise UserError('unknown activation', value=act, limit=', '.join(ACTIVATIONS), fix='choose one of these')
     if clamp is not None and clamp < 0: raise UserError('`clamp` is negative', value=clamp, limit='0 or more', fix='pass None for no limit')
-    spec = ACTIVATIONS[act]
     if b is not None:
         if b.ndim != 1 or b.shape[0] != x.shape[dim]:
             raise UserError('the bias does not fit', value=tuple(b.shape), limit=f'[{x.shape[dim]}], the size of dimension {dim}', fix='pass one bias for each channel')
         x = x+b.to(x.dtype).reshape([-1 if i == dim % x.ndim else 1 for i in range(x.ndim)])
-    x = spec.func(x, spec.def_alpha if alpha is None else alpha)
-    gain = spec.def_gain if gain is None else gain
+    func, def_alpha, def_gain = ACTIVATIONS[act]
+    x = func(x, def_alpha if alpha is None else alpha)
+    gain = def_gain if gain is None else gain
     if gain != 1: x = x*gain
     return x if clamp is None else x.clamp(-clamp, clamp)
 
-# %% ../nbs/10_ops.ipynb #1c4bb621
+# %% ../nbs/10_ops.ipynb #cdcb13e5
 def design_lowpass_filter(numtaps:int, # length in taps; 1 or less: no filter
                           cutoff:float, # cut-off frequency, in cycles per unit as fs
                           width:float, # width of the transition band, same unit
@@ -205,11 +214,11 @@ def design_lowpass_filter(numtaps:int, # length in taps; 1 or less: no filter
     if numtaps <= 1: return None
     if not 0 < cutoff < fs/2: raise UserError('`cutoff` is out of range', value=cutoff, limit=f'above 0 and below fs/2 = {fs/2:g}', fix='lower it, or raise fs')
     if not width > 0: raise UserError('`width` is not positive', value=width, limit='above 0', fix='pass the width of the transition band')
-    if not radial: return torch.as_tensor(scipy.signal.firwin(numtaps, cutoff=cutoff, width=width, fs=fs), dtype=torch.float32)
+    if not radial: return torch.as_tensor(signal.firwin(numtaps, cutoff=cutoff, width=width, fs=fs), dtype=torch.float32)
     t = (np.arange(numtaps)-(numtaps-1)/2)/fs
     r = np.maximum(np.hypot(t[:, None], t[None, :]), 1e-9/fs)
-    window = np.kaiser(numtaps, scipy.signal.kaiser_beta(scipy.signal.kaiser_atten(numtaps, width/(fs/2))))
-    f = scipy.special.j1(2*np.pi*cutoff*r)/(np.pi*r)*np.outer(window, window)
+    window = np.kaiser(numtaps, signal.kaiser_beta(signal.kaiser_atten(numtaps, width/(fs/2))))
+    f = special.j1(2*np.pi*cutoff*r)/(np.pi*r)*np.outer(window, window)
     return torch.as_tensor(f/f.sum(), dtype=torch.float32)
 
 # %% ../nbs/10_ops.ipynb #f59e11c8
@@ -231,16 +240,9 @@ def filtered_lrelu(x:torch.Tensor, # [N, C, H, W]
     x = bias_act(x, act='lrelu', alpha=slope, gain=gain, clamp=clamp)
     return upfirdn2d(x, fd, down=down, flip_filter=flip_filter)
 
-# %% ../nbs/10_ops.ipynb #dbd96c9b
-def _conv2d(x:torch.Tensor, # [N, C, H, W]
-            w:torch.Tensor, # [O, C/groups, kh, kw]
-            stride=1, # (y, x)
-            pad:tuple=(0, 0, 0, 0), # (x0, x1, y0, y1); not with `transpose`
-            groups:int=1, # of channels
-            transpose:bool=False, # zero-inserting by `stride` instead
-            flip_weight:bool=True # True: correlation
-           )->torch.Tensor: # [N, O, H', W']
-    "A convolution or a transposed one, of either orientation, with one layout of weights"
+# %% ../nbs/10_ops.ipynb #0eef03e7
+def _conv2d(x, w, stride=1, pad=(0, 0, 0, 0), groups=1, transpose=False, flip_weight=True):
+    "A convolution, or one transposed (without padding), of either orientation, for weights [O, I/groups, kh, kw]"
     w = w.to(x.dtype)
     if not transpose:
         even = pad[0] == pad[1] >= 0 and pad[2] == pad[3] >= 0
@@ -251,7 +253,7 @@ def _conv2d(x:torch.Tensor, # [N, C, H, W]
     w = w.reshape(groups, o//groups, i, kh, kw).transpose(1, 2).reshape(groups*i, o//groups, kh, kw)
     return F.conv_transpose2d(x, w, stride=stride, groups=groups)
 
-# %% ../nbs/10_ops.ipynb #99397c93
+# %% ../nbs/10_ops.ipynb #4026c45d
 def conv2d_resample(x:torch.Tensor, # [N, C, H, W]
                     w:torch.Tensor, # [O, C/groups, kh, kw]
                     f:torch.Tensor=None, # filter of the resampling, from `setup_filter`; None: identity
@@ -268,8 +270,7 @@ def conv2d_resample(x:torch.Tensor, # [N, C, H, W]
         raise UserError('the weight does not fit the image', value=tuple(w.shape), limit=f'{x.shape[1]} channels in {groups} group(s)', fix='pass w as [out, in/groups, height, width]')
     pad = _pad_for(f, up=u, padding=padding) if u != (1, 1) else _padding(padding)
     if d != (1, 1): pad = tuple(p+q for p, q in zip(pad, _pad_for(f, down=d)))
-    fir = dict(flip_filter=flip_filter)
-    conv = dict(groups=groups, flip_weight=flip_weight)
+    fir, conv = dict(flip_filter=flip_filter), dict(groups=groups, flip_weight=flip_weight)
     if u == (1, 1):
         if d == (1, 1): return _conv2d(x, w, pad=pad, **conv)
         if kh == kw == 1: return _conv2d(upfirdn2d(x, f, down=d, padding=pad, **fir), w, **conv)
@@ -280,28 +281,20 @@ def conv2d_resample(x:torch.Tensor, # [N, C, H, W]
         y = upfirdn2d(y, f, padding=(pad[0]-kw+1, pad[1]-kw+u[0], pad[2]-kh+1, pad[3]-kh+u[1]), gain=u[0]*u[1], **fir)
     return y if d == (1, 1) else upfirdn2d(y, f, down=d, **fir)
 
-# %% ../nbs/10_ops.ipynb #92e9403e
-def _demod_coefs(weight:torch.Tensor, # [O, I, kh, kw]
-                 styles:torch.Tensor # [N, I]
-                )->torch.Tensor: # [N, O]
-    "1/sqrt(sum (weight*style)^2 + 1e-8) without making the N modulated weights"
+# %% ../nbs/10_ops.ipynb #4d518987
+def _demod_coefs(weight, styles):
+    "1/sqrt(sum (weight*style)^2 + 1e-8) as [N, O], without making the N modulated weights"
     return (styles.square() @ weight.square().sum([2, 3]).T + 1e-8).rsqrt()
 
-# %% ../nbs/10_ops.ipynb #a9553e3e
-def _grouped_conv(x:torch.Tensor, # [N, I, H, W]
-                  w:torch.Tensor, # [N, O, I, kh, kw] one weight for each sample
-                  **kwargs # of conv2d_resample
-                 )->torch.Tensor: # [N, O, H', W']
-    "Convolve each sample with its own weight: samples become groups of channels"
+# %% ../nbs/10_ops.ipynb #eb177d02
+def _grouped_conv(x, w, **kwargs):
+    "Convolve each sample with its own weight, w [N, O, I, kh, kw]: samples become groups of channels"
     n, o, i, kh, kw = w.shape
     y = conv2d_resample(x.reshape(1, n*i, *x.shape[2:]), w.reshape(n*o, i, kh, kw).to(x.dtype), groups=n, **kwargs)
     return y.reshape(n, o, *y.shape[2:])
 
-# %% ../nbs/10_ops.ipynb #3a08fbe9
-def _check_styles(x:torch.Tensor, # [N, I, H, W]
-                  weight:torch.Tensor, # [O, I, kh, kw]
-                  styles:torch.Tensor # [N, I]
-                 )->None:
+# %% ../nbs/10_ops.ipynb #3ec2935b
+def _check_styles(x, weight, styles):
     "Raise `UserError` unless the shapes of a modulated convolution agree"
     if tuple(styles.shape) != (x.shape[0], weight.shape[1]) or x.shape[1] != weight.shape[1]:
         raise UserError('styles, weight and image do not fit', value=f'styles {tuple(styles.shape)}, weight {tuple(weight.shape)}, image {tuple(x.shape)}',
@@ -335,7 +328,7 @@ def modulated_conv2d(x:torch.Tensor, # [N, I, H, W]
         if coefs is not None: x = x*coefs.to(x.dtype)[:, :, None, None]
     return x if noise is None else x+noise.to(x.dtype)
 
-# %% ../nbs/10_ops.ipynb #48c6d4ef
+# %% ../nbs/10_ops.ipynb #abee4cfd
 def modulated_conv2d_sg3(x:torch.Tensor, # [N, I, H, W]
                          w:torch.Tensor, # [O, I, k, k]
                          s:torch.Tensor, # [N, I] factor of each input channel
@@ -348,14 +341,12 @@ def modulated_conv2d_sg3(x:torch.Tensor, # [N, I, H, W]
     if demodulate:
         w = w*w.square().mean([1, 2, 3], keepdim=True).rsqrt()
         s = s*s.square().mean().rsqrt()
-        coefs = _demod_coefs(w, s)
     ws = w*s[:, None, :, None, None]
-    if demodulate: ws = ws*coefs[:, :, None, None, None]
-    if input_gain is not None: ws = ws*torch.as_tensor(input_gain, dtype=ws.dtype, device=ws.device).expand(x.shape[0], w.shape[1])[:, None, :, None, None]
-    py, px = (padding, padding) if isinstance(padding, int) else padding
-    return _grouped_conv(x, ws, padding=[px, py])
+    if demodulate: ws = ws*_demod_coefs(w, s)[:, :, None, None, None]
+    if input_gain is not None: ws = ws*torch.as_tensor(input_gain).to(w).expand(s.shape)[:, None, :, None, None]
+    return _grouped_conv(x, ws, padding=padding if isinstance(padding, Integral) else padding[::-1])
 
-# %% ../nbs/10_ops.ipynb #480633ee
+# %% ../nbs/10_ops.ipynb #eca9515b
 def minibatch_std(x:torch.Tensor, # [N, C, H, W]
                   group_size:int=4, # most samples of a group; None: the whole batch
                   num_channels:int=1 # statistics appended; must divide C
@@ -365,6 +356,5 @@ def minibatch_std(x:torch.Tensor, # [N, C, H, W]
     if num_channels < 1 or c % num_channels: raise UserError('`num_channels` does not divide the channels', value=num_channels, limit=f'a divisor of {c}', fix='pass 1')
     if group_size is not None and group_size < 1: raise UserError('`group_size` is too small', value=group_size, limit='1 or more', fix='pass 4')
     g = next(i for i in range(min(group_size or n, n), 0, -1) if n % i == 0)
-    y = x.reshape(g, n//g, num_channels, c//num_channels, h, w)
-    y = (y.var(0, unbiased=False)+1e-8).sqrt().mean([2, 3, 4])
+    y = (x.reshape(g, n//g, num_channels, c//num_channels, h, w).var(0, unbiased=False)+1e-8).sqrt().mean([2, 3, 4])
     return torch.cat([x, y.repeat(g, 1)[:, :, None, None].expand(n, num_channels, h, w)], 1)
