@@ -132,7 +132,8 @@ def run_all_cells(page, address, name):
     "Open a notebook, Run All from the menu, wait until nothing is waiting or running, and save."
     page.goto(f"{address}/lab/tree/{name}", wait_until="load")
     page.locator(".jp-NotebookPanel .jp-Cell").first.wait_for(timeout=90_000)
-    page.locator('.jp-NotebookPanel [data-status="idle"], .jp-Notebook-ExecutionIndicator[data-status="idle"]').first.wait_for(timeout=90_000)
+    # The indicator beside the notebook says idle before there is a kernel; the status bar does not.
+    page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=90_000)
     page.locator(".lm-MenuBar-item", has_text="Run").first.click()
     page.locator('.lm-Menu-item[data-command="runmenu:run-all"]').click()
     page.wait_for_function("""() => {
