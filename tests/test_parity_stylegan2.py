@@ -144,6 +144,17 @@ def test_num_ws(name):
     assert Generator(**GENERATORS[name]).num_ws == fixture(name)[1]['num_ws']
 
 
+def test_full_size():
+    "Config-f at 1024x1024 with 2 mapping layers: the totals and the precisions that the reference prints when training starts."
+    G = Generator(512, 0, 512, 1024, 3, num_fp16_res=4, mapping_kwargs=dict(num_layers=2))
+    D = Discriminator(0, 1024, 3, num_fp16_res=4)
+    count = lambda tensors: sum(t.numel() for t in tensors)
+    assert (count(G.parameters()), count(G.buffers()), G.num_ws) == (28794124, 2797104, 18)
+    assert (count(D.parameters()), count(D.buffers())) == (29012513, 544)
+    for net in (G.synthesis, D):
+        assert [r for r in (8, 16, 32, 64, 128, 256, 512, 1024) if getattr(net, f'b{r}').use_fp16] == [128, 256, 512, 1024]
+
+
 GENERATED = ['ws', 'ws_psi0.7_cut4', 'img', 'img_nonoise', 'img_unfused', 'pl_grads', 'pl_lengths', 'after.w_avg']
 
 
