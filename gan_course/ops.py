@@ -328,7 +328,7 @@ def modulated_conv2d(x:torch.Tensor, # [N, I, H, W]
         if coefs is not None: x = x*coefs.to(x.dtype)[:, :, None, None]
     return x if noise is None else x+noise.to(x.dtype)
 
-# %% ../nbs/10_ops.ipynb #abee4cfd
+# %% ../nbs/10_ops.ipynb #1a79d9f4
 def modulated_conv2d_sg3(x:torch.Tensor, # [N, I, H, W]
                          w:torch.Tensor, # [O, I, k, k]
                          s:torch.Tensor, # [N, I] factor of each input channel
@@ -336,7 +336,7 @@ def modulated_conv2d_sg3(x:torch.Tensor, # [N, I, H, W]
                          padding=0, # pixels on each side: int or [y, x]
                          input_gain=None # float, or tensor broadcastable to [N, I]: factor of the input channels, not demodulated away
                         )->torch.Tensor: # [N, O, H', W'] dtype of x
-    "StyleGAN3's modulated convolution. Source: StyleGAN3, section 3.2 and appendix D. Raises `UserError` when shapes do not fit."
+    "StyleGAN3's modulated convolution. Source: StyleGAN3, section 3.2 and appendix F. Raises `UserError` when shapes do not fit."
     _check_styles(x, w, s)
     if demodulate:
         w = w*w.square().mean([1, 2, 3], keepdim=True).rsqrt()
