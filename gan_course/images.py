@@ -63,14 +63,31 @@ def _check_jpeg(
             return
     raise ValueError('truncated: the end of the JPEG is missing')
 
-# %% ../nbs/01_images.ipynb #a7cfd437
+# %% ../nbs/01_images.ipynb #94ec7612
+def _check_gif(
+    data:bytes, # the whole file
+):
+    "Raise ValueError when the trailer is missing (GIF89a specification, sections 18 to 27)."
+    table = lambda flags: 3*2**((flags & 7) + 1) if flags & 128 else 0  # bytes of a colour table
+    try:
+        pos = 13 + table(data[10])
+        while data[pos] != 0x3B:
+            if data[pos] == 0x2C: pos += 11 + table(data[pos+9])
+            elif data[pos] == 0x21: pos += 2
+            else: raise ValueError(f'corrupt: no block at byte {pos}')
+            while data[pos]: pos += 1 + data[pos]
+            pos += 1
+    except IndexError: raise ValueError('truncated: the end of the GIF is missing') from None
+
+# %% ../nbs/01_images.ipynb #4650afee
 def _check_whole(
     data:bytes, # the whole file
 ):
-    "Raise ValueError when a PNG, JPEG or WebP file is cut short or corrupt; other formats pass."
+    "Raise ValueError when a PNG, JPEG, GIF or WebP file is cut short or corrupt; other formats pass."
     if not data: raise ValueError('the file is empty (0 bytes)')
     if data[:8] == b'\x89PNG\r\n\x1a\n': _check_png(data)
     elif data[:3] == b'\xff\xd8\xff': _check_jpeg(data)
+    elif data[:4] == b'GIF8': _check_gif(data)
     elif data[:4] == b'RIFF' and int.from_bytes(data[4:8], 'little') + 8 > len(data): raise ValueError('truncated: the end of the WebP is missing')
 
 # %% ../nbs/01_images.ipynb #67150a87
@@ -226,7 +243,7 @@ def _to_channels(
     if want in (3, 4) and a.shape[2] == 1: a = a.repeat(3, 2)
     return np.concatenate([a, alpha], 2) if want in (2, 4) else a
 
-# %% ../nbs/01_images.ipynb #b9bb7619
+# %% ../nbs/01_images.ipynb #be09c65e
 def decode_image(
     data:bytes|str|Path, # the file's bytes, or a path
     policy:DecodePolicy = DecodePolicy(), # what to do with channels, depth, transparency and rotation
@@ -247,7 +264,7 @@ def decode_image(
     except Exception as e: raise UserError(f'the picture does not decode: {str(e)[:100]}', fix='remove the file or replace it', path=name) from e
     a = _pixels(im, info, name)
     if policy.exif: a = _upright(a, turn)
-    return np.ascontiguousarray(_to_channels(a, policy, name))
+    return np.require(_to_channels(a, policy, name), requirements=['C', 'W'])  # contiguous, writable
 
 # %% ../nbs/01_images.ipynb #fa5cd1fc
 def encode_png(
