@@ -115,7 +115,7 @@ def field_values(
     y, x = torch.meshgrid(side, side, indexing="ij")
     with torch.no_grad(): return field(torch.stack([x.ravel(), y.ravel()], 1)).reshape(n, n).cpu().numpy()
 
-# %% ../nbs/03_plots.ipynb #a92703a4
+# %% ../nbs/03_plots.ipynb #ac398fc8
 def plot_points(
     sets:dict, # name -> [N, 2] tensor or array
     field:Callable|None=None, # drawn beneath: takes [M, 2], gives [M] numbers; its zero is a black line
@@ -128,7 +128,7 @@ def plot_points(
     if field is not None:
         v = field_values(field, limit)
         top, box = max(float(np.abs(v).max()), 1e-6), np.linspace(-limit, limit, len(v))
-        ax.contourf(box, box, v, levels=np.linspace(-top, top, 16), cmap="PuOr_r", alpha=.6)
+        ax.contourf(box, box, v, levels=np.linspace(-top, top, 16), cmap="gray", alpha=.45)
         ax.contour(box, box, v, levels=[0], colors="black", linewidths=1.2)
     for k, (name, p) in enumerate(sets.items()):
         p = p.detach().cpu().numpy() if isinstance(p, torch.Tensor) else np.asarray(p)
