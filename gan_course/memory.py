@@ -112,6 +112,12 @@ def close(self:StorageTracker)->None:
     for f in self.finalizers.values(): f.detach()
     self.finalizers = {}
 
+# %% ../nbs/23_memory.ipynb #f4a0058e
+@patch
+def __exit__(self:StorageTracker, *exc):
+    TorchDispatchMode.__exit__(self, *exc)
+    self.close()
+
 # %% ../nbs/23_memory.ipynb #6d1d4e03
 def group_tensors(
     item:object, # Module, Optimizer, Tensor, container of these, function without arguments, or None
@@ -223,7 +229,7 @@ def _cuda_before(tracker, device):
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device) - sum(b.size for b in tracker.live.values())
 
-# %% ../nbs/23_memory.ipynb #3e5d4fac
+# %% ../nbs/23_memory.ipynb #aa405fef
 def _watch(step_fn, groups, device):
     tracker = StorageTracker(device.type, 512 if device.type == 'cuda' else 1)
     label_all = lambda before: [tracker.label(t, c, before) for c, g in groups.items() for t in group_tensors(g)]
@@ -237,8 +243,8 @@ def _watch(step_fn, groups, device):
         raise
     finally:
         for h in hooks: h.remove()
-        tracker.close()
     label_all(False)                                          # state that was made during the step
+    tracker.close()
     ledger = _ledger(tracker, device)
     if device.type == 'cuda':
         torch.cuda.synchronize(device)
