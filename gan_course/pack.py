@@ -262,7 +262,7 @@ def _usable(
                         fix=f"gan_audit {source.path} lists them all; mend or remove them, or use on_error='skip'")
     return findings, good, bad
 
-# %% ../nbs/04_pack.ipynb #89735eba
+# %% ../nbs/04_pack.ipynb #d7648141
 def _record(
     source:ImageSource, # folder or zip
     table:LabelTable, # labels
@@ -274,7 +274,7 @@ def _record(
 )->dict: # plain values
     "The pack's record, stored as pack.json."
     labels = 'none' if table.values is None else f'{table.dim} classes' if table.is_class else f'vectors of {table.dim}'
-    small = sum(min(findings[i].size) < settings['resolution'] for i in good)
+    small = sum((max if settings['fit'] == 'pad' else min)(findings[i].size) < settings['resolution'] for i in good)
     return dict(format='gan_course pack 1', source=source.path.resolve().name, count=len(good), **settings, policy=policy.to_dict(), labels=labels,
                 upscaled=small, counts=_tally(findings, bad, source.ignored), skipped=[list(b) for b in bad], dropped=table.dropped, labels_without_picture=table.extra,
                 ignored=[list(i) for i in source.ignored], pillow=PIL.__version__, files=[table.names[i] for i in good])
