@@ -290,7 +290,7 @@ def no_star_imports(root):
 
 
 CONSTANT_CALLS = {"dict", "list", "set", "tuple", "frozenset", "range", "re.compile", "logging.getLogger", "namedtuple", "TypeVar",
-                  "SimpleNamespace", "MappingProxyType", "ContextVar", "field", "dataclasses.field", "Path", "threading.Lock"}
+                  "SimpleNamespace", "MappingProxyType", "ContextVar", "field", "dataclasses.field", "Path", "threading.Lock", "len", "type"}
 
 
 def is_constant(node, classes):

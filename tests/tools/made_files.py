@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = {"0": "Files and pictures", "1": "Operators and networks", "2": "Losses, memory, checkpoints", "3": "Training",
-          "4": "Metrics, pictures and upscaling", "5": "Command line"}
+GROUPS = [("Files and pictures", range(0, 9)), ("Operators and networks", range(9, 20)), ("Losses, memory, checkpoints", range(20, 30)),
+          ("Training", range(30, 40)), ("Metrics, pictures and upscaling", range(40, 50)), ("Command line", range(50, 100))]
 
 
 def settings(root):
@@ -79,8 +79,9 @@ def sidebar(root):
 
     section("Lessons", sorted((nbs / "lessons").glob("*.ipynb")))
     section("How to", sorted((nbs / "how_to").glob("*.ipynb")))
-    for digit, title in GROUPS.items():
-        section(f'"Library: {title}"', sorted(nbs.glob(f"{digit}[0-9]_*.ipynb")))
+    library = sorted(nbs.glob("[0-9][0-9]_*.ipynb"))
+    for title, numbers in GROUPS:
+        section(f'"Library: {title}"', [nb for nb in library if int(nb.name[:2]) in numbers])
     return "\n".join(lines) + "\n"
 
 
