@@ -1,5 +1,5 @@
 # make quickstart | test | docs | lab | clean. Each sets up what it needs in .venv first (pip is the only thing that uses the network).
-#   make quickstart ARGS="--seconds 60"     arguments for gan_quickstart
+#   make quickstart ARGS="--minutes 1"     arguments for gan_quickstart
 #   make test PYTHON=python3.12             another Python (3.11 or newer)
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

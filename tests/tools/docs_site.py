@@ -42,7 +42,8 @@ def process(root):
     env.pop("IN_TEST", None)
     run = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True)
     if run.returncode:
-        raise RuntimeError(f"nbdev cannot process the notebooks:\n{run.stderr[-3000:]}")
+        reason = run.stderr[run.stderr.rfind("\nException: ") + 1:] if "\nException: " in run.stderr else run.stderr[-3000:]
+        raise RuntimeError(f"nbdev cannot process the notebooks (it runs the cells that hold exports or imports).\n{reason}")
 
 
 def page_name(nb):
