@@ -77,6 +77,13 @@ class StorageTracker(TorchDispatchMode):
             block, _ = self.live.pop(key, None), self.finalizers.pop(key, None)
             if block: self.events.append((time.perf_counter() - self.start, block, -block.size))
 
+# %% ../nbs/23_memory.ipynb #cac25e1f
+@patch
+def close(self:StorageTracker)->None:
+    """Stop waiting for deaths; the events stay."""
+    for f in self.finalizers.values(): f.detach()
+    self.finalizers = {}
+
 # %% ../nbs/23_memory.ipynb #165edd0c
 @patch
 def __torch_dispatch__(self:StorageTracker,
@@ -93,6 +100,12 @@ def __torch_dispatch__(self:StorageTracker,
     for t in tensors_in(out): self.see(t, str(func))
     return out
 
+# %% ../nbs/23_memory.ipynb #f4a0058e
+@patch
+def __exit__(self:StorageTracker, *exc):
+    TorchDispatchMode.__exit__(self, *exc)
+    self.close()
+
 # %% ../nbs/23_memory.ipynb #c71a6275
 @patch
 def label(self:StorageTracker,
@@ -104,19 +117,6 @@ def label(self:StorageTracker,
     self.see(t, 'before the step' if before else 'unseen', category, before)
     block = self.live.get(t.untyped_storage()._cdata) if t.layout is torch.strided else None
     if block and block.category in ('activations', 'other'): block.category = category
-
-# %% ../nbs/23_memory.ipynb #cac25e1f
-@patch
-def close(self:StorageTracker)->None:
-    """Stop waiting for deaths; the events stay."""
-    for f in self.finalizers.values(): f.detach()
-    self.finalizers = {}
-
-# %% ../nbs/23_memory.ipynb #f4a0058e
-@patch
-def __exit__(self:StorageTracker, *exc):
-    TorchDispatchMode.__exit__(self, *exc)
-    self.close()
 
 # %% ../nbs/23_memory.ipynb #6d1d4e03
 def group_tensors(
@@ -145,7 +145,7 @@ def _watch_gradients(tracker, tensors):
         if frozen: p.requires_grad_(False)
     return hooks
 
-# %% ../nbs/23_memory.ipynb #a60841c9
+# %% ../nbs/23_memory.ipynb #5553ce74
 @dataclass
 class MemoryLedger:
     """Memory of one training step on one device, by category."""
@@ -154,7 +154,7 @@ class MemoryLedger:
     by_category:dict # category to bytes at that moment; adds up to peak
     timeline:list # [(seconds since the step began, bytes held)] after each event
     peak_seconds:float # when the peak was
-    seconds:float # length of the step, watching included
+    seconds:float # length of the step, watching included; on CUDA until the last launch
     start:int # bytes held before the step
     end:int # bytes held after it
     blocks:list=field(repr=False) # Blocks that lived at the peak, largest first
