@@ -216,6 +216,18 @@ def stack(self:MemoryLedger,
     rows = [r for _, r in sorted(pieces.items())]
     return [r[1] for r in rows], {c: [r[2].get(c, 0) for r in rows] for c in held}
 
+# %% ../nbs/23_memory.ipynb #e633567b
+@patch
+def to_dict(self:MemoryLedger,
+    points:int=200, # length of the timeline, at most one more
+    top:int=20, # how many of the largest blocks
+)->dict: # plain values, fit for save_json
+    """The ledger as plain values: sums in bytes, largest blocks, and `times` (s) with `bands` (bytes by category)."""
+    names = ('device', 'peak', 'by_category', 'peak_seconds', 'seconds', 'start', 'end', 'allocated', 'reserved', 'outside')
+    times, bands = self.stack(points)
+    blocks = [dict(category=b.category, op=b.op, shape=list(b.shape), dtype=b.dtype, size=b.size) for b in self.blocks[:top]]
+    return {**{n: getattr(self, n) for n in names}, 'blocks': blocks, 'times': times, 'bands': bands}
+
 # %% ../nbs/23_memory.ipynb #00048d6c
 def _device_of(device, groups):
     if device is not None: return torch.device(device)
@@ -229,9 +241,10 @@ def _cuda_before(tracker, device):
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_allocated(device) - sum(b.size for b in tracker.live.values())
 
-# %% ../nbs/23_memory.ipynb #aa405fef
+# %% ../nbs/23_memory.ipynb #0c63f9ae
 def _watch(step_fn, groups, device):
     tracker = StorageTracker(device.type, 512 if device.type == 'cuda' else 1)
+    groups = {c: g for c, g in groups.items() if c != 'gradients'}      # the hooks know them better
     label_all = lambda before: [tracker.label(t, c, before) for c, g in groups.items() for t in group_tensors(g)]
     label_all(True)
     hooks = _watch_gradients(tracker, group_tensors(list(groups.values())))

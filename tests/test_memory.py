@@ -203,6 +203,17 @@ def test_stack_keeps_the_peak_and_text_names_the_blocks():
     assert "activations" in text and text.count(" from ") == 3
 
 
+def test_json_form(tmp_path):
+    import json
+    net, x = mlp(30, 30), torch.randn(64, 30)
+    groups = dict(gradients=net, parameters=net, data=x)      # a group of that name does not steal the weights
+    led = measure_memory(lambda: net(x).square().sum().backward() or net.zero_grad(), groups)
+    assert led.by_category["parameters"] == 4 * count(net)
+    d = json.loads(json.dumps(led.to_dict(points=10, top=2)))
+    assert d["peak"] == led.peak == sum(d["by_category"].values()) and len(d["blocks"]) == 2 and len(d["times"]) <= 11
+    assert max(map(sum, zip(*d["bands"].values()))) == led.peak
+
+
 def test_an_empty_step_is_legal():
     led = measure_memory(lambda: None, {})
     assert led.peak == led.end == 0 and led.stack()[0] == [] and "peak 0 B" in led.to_text()
