@@ -38,3 +38,10 @@ def test_checker_finds_broken_links(tmp_path):
 def test_checker_finds_pictures_without_alt(tmp_path):
     (tmp_path / "a.html").write_text('<img src="x.png"><img src="y.png" alt="a face">')
     assert docs_site.pictures_without_alt(tmp_path) == ["a.html: x.png"]
+
+
+def test_name_links_fall_back_to_what_the_page_has(tmp_path):
+    (tmp_path / "a.html").write_text('<h3 id="box">Box</h3>')
+    (tmp_path / "b.html").write_text('<a href="a.html#box.open"></a><a href="a.html#_private"></a><a href="a.html#box"></a><a href="a.html#hand"></a>')
+    docs_site.fix_name_links(tmp_path, {"a.html#box.open", "a.html#_private", "a.html#box"})
+    assert docs_site.Page((tmp_path / "b.html").read_text()).links == ["a.html#box", "a.html", "a.html#box", "a.html#hand"]

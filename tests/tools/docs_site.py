@@ -85,6 +85,32 @@ def stage(root, folder):
     (folder / "sidebar.yml").write_text(re.sub(r"[\w/.-]+\.ipynb", lambda m: names.get(m[0], m[0]) + ("" if m[0] not in names else ".ipynb"), bar))
 
 
+def nearest_anchor(link, anchors):
+    "A link to a name that has no heading of its own (private, or a method): its class's heading, or the top of the page."
+    page, _, name = link.partition("#")
+    if not name or name in anchors:
+        return link
+    owner = name.split(".")[0]
+    return f"{page}#{owner}" if owner in anchors else page
+
+
+def fix_name_links(site, generated):
+    "nbdev links every name in backticks, also one that its pages have no heading for. Only those links are touched; the rest are checked."
+    anchors = {p.name: Page(p.read_text(encoding="utf-8")).anchors for p in site.rglob("*.html")}
+    for path in site.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        new = re.sub(r'href="([^"]*?([\w-]+\.html)#[^"]+)"',
+                     lambda m: f'href="{nearest_anchor(m[1], anchors.get(m[2], ()))}"' if m[1].removeprefix("../") in generated else m[0], text)
+        path.write_text(new, encoding="utf-8")
+
+
+def name_links(root):
+    "The links that nbdev has made of names in backticks, as page.html#name."
+    s = made_files.settings(root)
+    texts = (p.read_text(encoding="utf-8") for p in (root / "_proc").rglob("*.ipynb"))
+    return {m for text in texts for m in re.findall(re.escape(s["doc_host"] + s["doc_baseurl"]) + r"/([\w/.-]+\.html#[\w.]+)", text)}
+
+
 def build(root=ROOT):
     "Build the site; return its folder."
     site = root / "build" / "docs" / "site"
@@ -96,6 +122,7 @@ def build(root=ROOT):
     out = root / made_files.settings(root)["doc_path"]
     shutil.rmtree(out, ignore_errors=True)
     shutil.move(site / out.name, out)
+    fix_name_links(out, name_links(root))
     return out
 
 
