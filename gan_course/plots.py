@@ -115,28 +115,30 @@ def field_values(
     y, x = torch.meshgrid(side, side, indexing="ij")
     with torch.no_grad(): return field(torch.stack([x.ravel(), y.ravel()], 1)).reshape(n, n).cpu().numpy()
 
-# %% ../nbs/03_plots.ipynb #ac398fc8
+# %% ../nbs/03_plots.ipynb #e0c56304
 def plot_points(
     sets:dict, # name -> [N, 2] tensor or array
     field:Callable|None=None, # drawn beneath: takes [M, 2], gives [M] numbers; its zero is a black line
     limit:float=2., # shows the square -limit .. limit
     title:str="", # says what is shown
-    ax=None # axes to draw on; None: a figure of its own
+    ax=None, # axes to draw on; None: a figure of its own
+    legend:bool=True # name the sets
 )->Figure: # closed in pyplot; show or save it
     "Sets of points in the plane, each with its colour and marker. Raises `UserError` for points that are not [N, 2]."
     fig, ax = new_figure(4, 4) if ax is None else (ax.figure, ax)
     if field is not None:
         v = field_values(field, limit)
         top, box = max(float(np.abs(v).max()), 1e-6), np.linspace(-limit, limit, len(v))
-        ax.contourf(box, box, v, levels=np.linspace(-top, top, 16), cmap="gray", alpha=.45)
+        ax.contourf(box, box, v, levels=np.linspace(-top, top, 16), colors=[str(g) for g in np.linspace(.5, 1, 15)])
         ax.contour(box, box, v, levels=[0], colors="black", linewidths=1.2)
+        ax.grid(False)
     for k, (name, p) in enumerate(sets.items()):
         p = p.detach().cpu().numpy() if isinstance(p, torch.Tensor) else np.asarray(p)
         if p.ndim != 2 or p.shape[1] != 2: raise UserError("not points in the plane", value=list(p.shape), limit="[N, 2]", path=name, fix="pass two columns")
         ax.scatter(*p.T, s=9, marker="ox^s"[k % 4], color=PALETTE[k % 7], alpha=.55, lw=.8 if k % 4 == 1 else 0, label=name)
     ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
     ax.set_title(title, fontsize=11, loc="left")
-    if sets: ax.legend(frameon=True, fontsize=9, loc="upper right")
+    if sets and legend: ax.legend(frameon=True, fontsize=9, loc="upper right")
     return fig
 
 # %% ../nbs/03_plots.ipynb #2b070581
