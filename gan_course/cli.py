@@ -6,7 +6,7 @@
 __all__ = ['clear_errors', 'next_run_dir', 'build_networks', 'quickstart_recipe', 'prepare_data', 'next_commands',
            'gan_quickstart', 'gan_train', 'gan_generate', 'gan_audit', 'gan_pack']
 
-# %% ../nbs/50_cli.ipynb #b423d67a
+# %% ../nbs/50_cli.ipynb #f1b345e6
 import contextlib
 import sys
 from pathlib import Path
@@ -17,17 +17,18 @@ from fastcore.script import call_parse
 from .core import UserError, choose_device, format_time
 from .data import ImageDataset
 from .faces import FacesDataset
-from .gan_trainer import TrainConfig, Trainer
+from .gan_trainer import Trainer
 from .generate import find_snapshot, generate_images, load_generator, parse_seeds, style_mix
 from .images import DecodePolicy, image_grid, save_image
 from .layers import Discriminator
 from .pack import audit, pack
 from .report import write_report
 from .stylegan2 import Generator
+from .training import TrainConfig
 
-# %% ../nbs/50_cli.ipynb #f286fc3d
+# %% ../nbs/50_cli.ipynb #e6c0c3ff
 @contextlib.contextmanager
-def clear_errors():
+def clear_errors()->None:
     "Turn a `UserError` into one line and exit code 2, and Ctrl-C into exit code 130."
     try: yield
     except UserError as e:
@@ -55,30 +56,31 @@ def next_run_dir(
     except OSError as e:
         raise UserError(f"cannot make a run folder: {e.strerror}", path=outdir, fix="choose another --outdir") from e
 
-# %% ../nbs/50_cli.ipynb #4c344f1b
+# %% ../nbs/50_cli.ipynb #6115c1f0
 def build_networks(
     dataset:torch.utils.data.Dataset, # says resolution, channels and classes
     cbase:int=32768, # channels times resolution
     cmax:int=512, # most channels of a layer
     map_depth:int=8, # layers of the mapping network
     z_dim:int=512, # length of z and w
+    noise:bool=True, # give G's layers their learnt noise
     mbstd_group:int=4 # images in a group of the minibatch standard deviation
 )->tuple[torch.nn.Module, torch.nn.Module]: # G, D
     "A StyleGAN2 generator and discriminator that fit the data."
     common = dict(c_dim=dataset.label_dim, img_resolution=dataset.resolution, img_channels=dataset.num_channels, channel_base=cbase, channel_max=cmax)
-    G = Generator(z_dim=z_dim, w_dim=z_dim, mapping_kwargs=dict(num_layers=map_depth), **common)
+    G = Generator(z_dim=z_dim, w_dim=z_dim, mapping_kwargs=dict(num_layers=map_depth), use_noise=noise, **common)
     return G, Discriminator(epilogue_kwargs=dict(mbstd_group_size=mbstd_group), **common)
 
-# %% ../nbs/50_cli.ipynb #9ce8e24c
+# %% ../nbs/50_cli.ipynb #388c0782
 def quickstart_recipe(
     device:torch.device, # cpu, cuda or mps
     seconds:float # wall time for training
 )->tuple[int, dict, TrainConfig]: # resolution in px, arguments of `build_networks`, how to train
     "Sizes and settings that give recognisable faces within three minutes on two CPU cores."
     small = device.type == "cpu"
-    nets = dict(cbase=1024, cmax=64, map_depth=2, z_dim=64) if small else dict(cbase=8192, cmax=256, map_depth=2, z_dim=128)
-    cfg = TrainConfig(kimg=1000, batch=16 if small else 32, g_lr=0.0025, d_lr=0.0025, r1_gamma=0.1 if small else 0.5, pl_weight=0, ema_kimg=2 if small else 10,
-                      tick_kimg=2 if small else 10, image_ticks=1 if small else 2, snapshot_ticks=10, max_seconds=seconds)
+    nets = dict(cbase=1024, cmax=64, map_depth=2, z_dim=64, noise=False) if small else dict(cbase=8192, cmax=256, map_depth=2, z_dim=128, noise=False)
+    cfg = TrainConfig(kimg=1000, batch=8 if small else 32, g_lr=0.004 if small else 0.0025, d_lr=0.004 if small else 0.0025, r1_gamma=0.5, pl_weight=0, mixing_prob=0,
+                      ema_kimg=2 if small else 10, tick_kimg=1 if small else 5, image_ticks=2, snapshot_ticks=10, max_seconds=seconds)
     return (32 if small else 64), nets, cfg
 
 # %% ../nbs/50_cli.ipynb #17e0d15f
@@ -106,7 +108,7 @@ def next_commands(
         "  gan_quickstart --data FOLDER_OR_ZIP      # the same on pictures of your own",
         "  make lab      # the course; begin with lessons/L01"])
 
-# %% ../nbs/50_cli.ipynb #2a337e44
+# %% ../nbs/50_cli.ipynb #ae05a7ed
 @call_parse
 def gan_quickstart(
     data:str=None, # folder or zip of pictures; without it the drawn faces
@@ -114,7 +116,7 @@ def gan_quickstart(
     device:str="auto", # auto, cpu, cuda or mps
     minutes:float=2.5, # wall time for training
     seed:int=0 # of everything random
-):
+)->None:
     "Train a small StyleGAN2 within three minutes and write a report."
     with clear_errors():
         where = choose_device(device)
@@ -128,7 +130,7 @@ def gan_quickstart(
         write_report(run_dir, title="gan_quickstart")
         print(next_commands(run_dir, data))
 
-# %% ../nbs/50_cli.ipynb #259c9a9c
+# %% ../nbs/50_cli.ipynb #84d98e65
 @call_parse
 def gan_train(
     data:str=None, # folder or zip, square pictures of one power-of-two size
@@ -151,7 +153,7 @@ def gan_train(
     workers:int=0, # processes that load pictures
     resume:str=None, # snapshot or run folder to go on from
     device:str="auto" # auto, cpu, cuda or mps
-):
+)->None:
     "Train StyleGAN2 on pictures that gan_pack or the official dataset_tool prepared."
     with clear_errors():
         if data is None: raise UserError("no data given", path="--data", fix="add --data FOLDER_OR_ZIP, or run gan_quickstart for the drawn faces")
@@ -159,7 +161,7 @@ def gan_train(
         gamma = 0.0002 * dataset.resolution ** 2 / batch if gamma is None else gamma
         cfg = TrainConfig(kimg=kimg, batch=batch, batch_gpu=batch_gpu, g_lr=glr, d_lr=dlr, r1_gamma=gamma, tick_kimg=tick, image_ticks=snap,
                           snapshot_ticks=snap, keep=keep, seed=seed, workers=workers, ema_kimg=batch * 10 / 32).check(dataset)
-        snapshot = find_snapshot(resume) if resume else None
+        snapshot = find_snapshot(resume, quarantine=True) if resume else None
         torch.manual_seed(seed)
         networks = build_networks(dataset, cbase, cmax, map_depth)
         trainer = Trainer(*networks, dataset, cfg, next_run_dir(outdir, Path(dataset.name).stem), device)
@@ -167,7 +169,7 @@ def gan_train(
         trainer.fit()
         print(f"Report: {write_report(trainer.run_dir, title=f'gan_train on {dataset.name}')}")
 
-# %% ../nbs/50_cli.ipynb #b50887c8
+# %% ../nbs/50_cli.ipynb #3f62fbe3
 @call_parse
 def gan_generate(
     network:str, # snapshot or run folder
@@ -179,7 +181,7 @@ def gan_generate(
     styles:str="0-3", # layers that a mixing table takes from its columns
     outdir:str=None, # where the pictures go; by default below the network
     device:str="auto" # auto, cpu, cuda or mps
-):
+)->None:
     "Write one PNG for each seed and a grid, or a style-mixing table."
     with clear_errors():
         G, _ = load_generator(network, device)
@@ -195,20 +197,20 @@ def gan_generate(
         for s, img in zip(numbers, imgs): save_image(out / f"seed{s:04d}.png", image_grid(img[None]))
         print(f"Wrote {len(numbers)} pictures and {save_image(out / 'grid.png', image_grid(imgs))}")
 
-# %% ../nbs/50_cli.ipynb #697d040e
+# %% ../nbs/50_cli.ipynb #4fbe647d
 @call_parse
 def gan_audit(
     path:str, # folder or zip of pictures
     resolution:int=None, # px that every picture should have; by default that of the first
     channels:int=3 # 1 grey, 2 grey and alpha, 3 RGB, 4 RGBA
-):
+)->None:
     "Decode every picture and list what would stop training: file, problem, fix. Exit code 1 where something was found."
     with clear_errors():
         report = audit(path, policy=DecodePolicy(channels=channels), resolution=resolution)
         print(report.to_text())
     if not report.ok: raise SystemExit(1)
 
-# %% ../nbs/50_cli.ipynb #bd578e6a
+# %% ../nbs/50_cli.ipynb #37d6f783
 @call_parse
 def gan_pack(
     source:str, # folder or zip of pictures
@@ -217,7 +219,7 @@ def gan_pack(
     fit:str="crop", # crop: cut to a square; pad: keep all and add borders
     channels:int=3, # 1 grey, 2 grey and alpha, 3 RGB, 4 RGBA
     resize:str="lanczos" # lanczos or box
-):
+)->None:
     "Make a data set in the official StyleGAN format: stored PNGs and dataset.json. Never stretches, never overwrites."
     with clear_errors():
         record = pack(source, dest, resolution, fit=fit, policy=DecodePolicy(channels=channels), resize=resize)

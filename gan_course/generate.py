@@ -37,13 +37,14 @@ def seeds_to_z(
     "The latents of seeds: `RandomState(seed).randn(z_dim)`, as in the official scripts."
     return torch.from_numpy(np.stack([np.random.RandomState(s).randn(z_dim) for s in seeds])).float()
 
-# %% ../nbs/43_generate.ipynb #1709b40a
+# %% ../nbs/43_generate.ipynb #bf135725
 def find_snapshot(
-    path:str|Path # a snapshot, or a run folder
+    path:str|Path, # a snapshot, or a run folder
+    quarantine:bool=False # rename damaged snapshots of the folder to *.bad; only a run that goes on should
 )->Path: # a snapshot
     "The file itself, or the newest good snapshot of a folder. Raises `UserError` where there is none."
     path = Path(path)
-    found = latest_checkpoint(path) if path.is_dir() else path if path.exists() else None
+    found = latest_checkpoint(path, quarantine) if path.is_dir() else path if path.exists() else None
     if found is None: raise UserError("no snapshot here", path=path, fix="give a network-snapshot-*.pt or the run folder that holds one")
     return found
 

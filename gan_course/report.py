@@ -86,7 +86,7 @@ def pictures_section(
     items = "".join(f"<figure>{embed_png(p.read_bytes(), 'Grid: ' + text)}<figcaption>{html.escape(text)}</figcaption></figure>" for p, text in cells)
     return f'<h2>Pictures over time</h2>\n<div class="grid">{items}</div>'
 
-# %% ../nbs/32_report.ipynb #1e2ecdcc
+# %% ../nbs/32_report.ipynb #5d13ba4f
 def memory_section(
     run_dir:str|Path # a run folder
 )->str: # HTML; says so where nothing was measured
@@ -97,17 +97,17 @@ def memory_section(
     mib = {k: v / 2**20 for k, v in m["by_category"].items()}
     bars = embed_figure(plot_bars(mib, unit="MiB", title="Memory at the peak, by category"), "Bars: MiB at the peak by category")
     text = f"<h2>Memory</h2><p>Peak of the first iteration (all phases): {format_bytes(m['peak'])}.</p>"
-    return text + bars + timeline_figure(m["timeline"])
+    return text + bars + timeline_figure(m["times"], m["bands"])
 
-# %% ../nbs/32_report.ipynb #666fafd8
+# %% ../nbs/32_report.ipynb #3eb06e39
 def timeline_figure(
-    timeline:list # [seconds, {category: bytes}] in the order of time
+    times:list, # seconds from the start of the iteration
+    bands:dict # category -> bytes at these times
 )->str: # HTML, empty without a timeline
     "Memory by category over the time of one iteration."
-    if not timeline: return ""
-    names = list(timeline[-1][1])
-    stacks = {n: [row.get(n, 0) / 2**20 for _, row in timeline] for n in names}
-    return embed_figure(plot_stack([t for t, _ in timeline], stacks), "Stacked areas: memory by category over the time of one iteration")
+    if not times: return ""
+    mib = {name: [b / 2**20 for b in band] for name, band in bands.items()}
+    return embed_figure(plot_stack(times, mib), "Stacked areas: memory by category over the time of one iteration")
 
 # %% ../nbs/32_report.ipynb #015b35c9
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
