@@ -9,6 +9,7 @@ __all__ = ['Activation', 'ACTIVATIONS', 'setup_filter', 'upfirdn2d', 'filter2d',
 
 # %% ../nbs/10_ops.ipynb #1980e111
 import math
+from functools import lru_cache
 from collections import namedtuple
 from numbers import Integral
 import numpy as np
@@ -92,6 +93,15 @@ def _separate(g):
     gy, gx = g.sum(1), g.sum(0)/total
     return (gy, gx) if total != 0 and torch.equal(torch.outer(gy, gx), g) else None
 
+# %% ../nbs/10_ops.ipynb #d1d6ac90
+@lru_cache(maxsize=512)
+@torch.inference_mode(False)
+def _bands(taps, shape, dtype, size, up, down, pad):
+    "Column and row matrices of a separable filter for images of `size`, made once; None for a filter that is not separable"
+    parts = _separate(torch.tensor(taps, dtype=dtype).reshape(shape))
+    if parts is None: return None
+    return _band(parts[0], size[0], up[1], down[1], *pad[2:]), _band(parts[1], size[1], up[0], down[0], *pad[:2])
+
 # %% ../nbs/10_ops.ipynb #b7be8b1f
 def _check_fit(x, f, up, pad):
     "Raise `UserError` unless `f` is a filter that fits into the upsampled and padded `x`"
@@ -119,10 +129,8 @@ def upfirdn2d(x:torch.Tensor, # [N, C, H, W] floating point
     g = (f*gain**(f.ndim/2)).detach().to(x.dtype)
     if not flip_filter: g = g.flip(list(range(g.ndim)))
     small = x.device.type == 'cpu' and max(x.shape[2]*up[1], x.shape[3]*up[0]) <= 32*len(g)
-    if small and (parts := _separate(g)):
-        mx = _band(parts[1], x.shape[3], up[0], down[0], *pad[:2])
-        my = _band(parts[0], x.shape[2], up[1], down[1], *pad[2:])
-        return my.T @ (x @ mx)
+    if small and (bands := _bands(tuple(g.flatten().tolist()), tuple(g.shape), g.dtype, tuple(x.shape[2:]), up, down, pad)):
+        return bands[0].T @ (x @ bands[1])
     if g.ndim == 2: return _UpFirDn.apply(x, g, up, down, pad)
     x = _UpFirDn.apply(x, g[None, :], (up[0], 1), (down[0], 1), (*pad[:2], 0, 0))
     return _UpFirDn.apply(x, g[:, None], (1, up[1]), (1, down[1]), (0, 0, *pad[2:]))

@@ -83,7 +83,7 @@ class Phase:
     opt:torch.optim.Optimizer # shared by the main and the regularisation phase of a network
     interval:int = 1 # iterations between two runs, and the factor on the loss
 
-# %% ../nbs/28_training.ipynb #7d8bd30d
+# %% ../nbs/28_training.ipynb #8d8d2485
 def make_phases(
     G:torch.nn.Module, # generator
     D:torch.nn.Module, # discriminator
@@ -92,7 +92,9 @@ def make_phases(
     "Gmain, Greg, Dmain, Dreg; a regularisation whose weight is 0 is left out and its optimiser is not corrected."
     phases = []
     for letter, net, lr, weight, interval in (("G", G, cfg.g_lr, cfg.pl_weight, cfg.pl_interval), ("D", D, cfg.d_lr, cfg.r1_gamma, cfg.r1_interval)):
-        opt = torch.optim.Adam(net.parameters(), **lazy_adam(lr, cfg.betas, interval if weight else None))
+        params = list(net.parameters())
+        fused = params[0].device.type in ("cpu", "cuda")
+        opt = torch.optim.Adam(params, **lazy_adam(lr, cfg.betas, interval if weight else None), fused=fused)
         phases.append(Phase(letter + "main", net, opt))
         if weight: phases.append(Phase(letter + "reg", net, opt, interval))
     return phases
