@@ -29,7 +29,7 @@ from .training import TrainConfig
 # %% ../nbs/50_cli.ipynb #e6c0c3ff
 @contextlib.contextmanager
 def clear_errors()->None:
-    "Turn a `UserError` into one line and exit code 2, and Ctrl-C into exit code 130."
+    "Turn a `UserError` into one message and exit code 2, and Ctrl-C into exit code 130."
     try: yield
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
@@ -64,10 +64,12 @@ def build_networks(
     map_depth:int=8, # layers of the mapping network
     z_dim:int=512, # length of z and w
     noise:bool=True, # give G's layers their learnt noise
+    architecture:str|None=None, # of both networks: orig, skip or resnet; None: skip for G, resnet for D, as published
     mbstd_group:int=4 # images in a group of the minibatch standard deviation
 )->tuple[torch.nn.Module, torch.nn.Module]: # G, D
     "A StyleGAN2 generator and discriminator that fit the data."
     common = dict(c_dim=dataset.label_dim, img_resolution=dataset.resolution, img_channels=dataset.num_channels, channel_base=cbase, channel_max=cmax)
+    if architecture: common["architecture"] = architecture
     G = Generator(z_dim=z_dim, w_dim=z_dim, mapping_kwargs=dict(num_layers=map_depth), use_noise=noise, **common)
     return G, Discriminator(epilogue_kwargs=dict(mbstd_group_size=mbstd_group), **common)
 
@@ -78,8 +80,10 @@ def quickstart_recipe(
 )->tuple[int, dict, TrainConfig]: # resolution in px, arguments of `build_networks`, how to train
     "Sizes and settings that give recognisable faces within three minutes on two CPU cores."
     small = device.type == "cpu"
-    nets = dict(cbase=512, cmax=64, map_depth=2, z_dim=64, noise=False) if small else dict(cbase=4096, cmax=256, map_depth=2, z_dim=128, noise=False)
-    cfg = TrainConfig(kimg=1000, batch=8 if small else 64, g_lr=0.006, d_lr=0.006, r1_gamma=1, pl_weight=0, mixing_prob=0, ema_kimg=2 if small else 20,
+    nets = dict(cbase=512, cmax=64, z_dim=64) if small else dict(cbase=4096, cmax=256, z_dim=128)
+    nets |= dict(map_depth=2, noise=False, architecture="orig")
+    cfg = TrainConfig(kimg=1000, batch=8 if small else 64, g_lr=0.006, d_lr=0.006, r1_gamma=1 if small else 3, pl_weight=0,
+                      mixing_prob=0, ema_kimg=2 if small else 20,
                       tick_kimg=1 if small else 8, image_ticks=2, snapshot_ticks=10, max_seconds=seconds)
     return (32 if small else 64), nets, cfg
 

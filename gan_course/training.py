@@ -164,10 +164,10 @@ def tick_line(
     fields:dict # as `Trainer.tick_fields` gave them
 )->str: # one line for people
     "The line of the log: tick, kimg, time, speed, memory, losses."
-    m = lambda k: fields[k]["mean"] if k in fields else float("nan")
-    return (f"tick {m('Progress/tick'):<4.0f} kimg {m('Progress/kimg'):<8.2f} time {format_time(m('Timing/total_sec')):<8} "
-            f"sec/kimg {m('Timing/sec_per_kimg'):<7.2f} gpumem {m('Resources/peak_gpu_mem_gb'):<5.1f} "
-            f"G {m('Loss/G/loss'):<6.3f} D {m('Loss/D/loss'):<6.3f} r1 {m('Loss/r1_penalty'):<7.3f}")
+    def m(key, spec): return format(fields[key]["mean"], spec) if key in fields else "-"
+    return (f"tick {m('Progress/tick', '.0f'):<4} kimg {m('Progress/kimg', '.2f'):<8} time {format_time(fields['Timing/total_sec']['mean']):<8} "
+            f"sec/kimg {m('Timing/sec_per_kimg', '.2f'):<7} gpumem {m('Resources/peak_gpu_mem_gb', '.1f'):<5} "
+            f"G {m('Loss/G/loss', '.3f'):<6} D {m('Loss/D/loss', '.3f'):<6} r1 {m('Loss/r1_penalty', '.3f')}")
 
 # %% ../nbs/28_training.ipynb #d97e4b79
 def check_finite(
