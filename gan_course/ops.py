@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Activation', 'ACTIVATIONS', 'setup_filter', 'upfirdn2d', 'filter2d', 'upsample2d', 'downsample2d', 'bias_act',
-           'design_lowpass_filter', 'filtered_lrelu', 'conv2d_resample', 'modulated_conv2d', 'modulated_conv2d_sg3',
-           'minibatch_std']
+           'design_lowpass_filter', 'filtered_lrelu', 'conv2d_resample', 'modulated_conv2d', 'modulated_conv2d_sg3']
 
 # %% ../nbs/10_ops.ipynb #1980e111
 import math
@@ -353,16 +352,3 @@ def modulated_conv2d_sg3(x:torch.Tensor, # [N, I, H, W]
     if demodulate: ws = ws*_demod_coefs(w, s)[:, :, None, None, None]
     if input_gain is not None: ws = ws*torch.as_tensor(input_gain).to(w).expand(s.shape)[:, None, :, None, None]
     return _grouped_conv(x, ws, padding=padding if isinstance(padding, Integral) else padding[::-1])
-
-# %% ../nbs/10_ops.ipynb #eca9515b
-def minibatch_std(x:torch.Tensor, # [N, C, H, W]
-                  group_size:int=4, # most samples of a group; None: the whole batch
-                  num_channels:int=1 # statistics appended; must divide C
-                 )->torch.Tensor: # [N, C+num_channels, H, W]
-    "Append the standard deviation over a group of samples, averaged over pixels and channels. Source: Progressive GAN (Karras et al. 2018), section 3. Raises `UserError` when num_channels does not divide C."
-    n, c, h, w = x.shape
-    if num_channels < 1 or c % num_channels: raise UserError('`num_channels` does not divide the channels', value=num_channels, limit=f'a divisor of {c}', fix='pass 1')
-    if group_size is not None and group_size < 1: raise UserError('`group_size` is too small', value=group_size, limit='1 or more', fix='pass 4')
-    g = next(i for i in range(min(group_size or n, n), 0, -1) if n % i == 0)
-    y = (x.reshape(g, n//g, num_channels, c//num_channels, h, w).var(0, unbiased=False)+1e-8).sqrt().mean([2, 3, 4])
-    return torch.cat([x, y.repeat(g, 1)[:, :, None, None].expand(n, num_channels, h, w)], 1)

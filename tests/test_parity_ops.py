@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from gan_course import ops
+from gan_course import layers, ops
 
 HERE = Path(__file__).parent/'fixtures'/'stylegan'
 INFO = json.loads((HERE/'ops.json').read_text())['cases']
@@ -29,7 +29,7 @@ def run(kind, a, x, t):
                                     demodulate=a['demodulate'], flip_weight=a['flip_weight'], fused_modconv=a['fused'])
     if kind == 'modconv_sg3':
         return ops.modulated_conv2d_sg3(x, t['w'], t['s'], demodulate=a['demodulate'], padding=a['padding'], input_gain=torch.tensor(a['input_gain'], dtype=x.dtype))
-    if kind == 'minibatch_std': return ops.minibatch_std(x, a['group'], a['channels'])
+    if kind == 'minibatch_std': return layers.minibatch_std(x, a['group'], a['channels'])
     raise ValueError(kind)
 
 
