@@ -65,7 +65,7 @@ def curves_section(
     parts = ["<h2>Learning curves</h2>"]
     for title, names in groups.items():
         found = {n: tuple(zip(*series[n])) for n in names if n in series}
-        if found: parts.append(embed_figure(plot_curves(found, xlabel="thousands of real images (kimg)", title=title), f"{title}, over kimg"))
+        if found: parts.append(embed_figure(plot_curves(found, xlabel="thousands of real images (kimg)", ylabel="" if len(found) > 1 else next(iter(found)), title=title), f"{title}, over kimg"))
     speed = [(k, 1000 / s) for k, s in series["Timing/sec_per_kimg"]]
     parts.append("<h2>Speed</h2>" + embed_figure(plot_curves({"images per second": tuple(zip(*speed))}, xlabel="thousands of real images (kimg)", ylabel="images/s", title="Images per second"),
                                                  "Images per second over kimg"))

@@ -178,7 +178,7 @@ def test_conditional_training_and_generation(pics, tmp_path, capsys):
     refused(capsys, 2, "0 to 1", call=cli.gan_generate, network=run, seeds="0", class_idx=2, device="cpu")
 
 def script(name, *args, **env):
-    tool = Path(sys.executable).with_name(name)
+    tool = Path(sys.executable).with_name(Path(name).name)
     return subprocess.run([str(tool), *args], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "2", **env})
 
 @pytest.mark.parametrize("name", ["gan_quickstart", "gan_train", "gan_generate", "gan_audit", "gan_pack"])
@@ -200,6 +200,11 @@ def test_quickstart_on_real_photographs(tmp_path):
     got = script("gan_quickstart", "--data", str(tmp_path / "photos"), "--outdir", str(tmp_path / "runs"), "--device", "cpu", "--minutes", "0.1")
     assert got.returncode == 0, got.stderr
     run = tmp_path / "runs" / "00000-quickstart"
+    more = script(*[part for part in got.stdout.splitlines() if "--resume" in part][0].split("#")[0].split()[:5], "--minutes", "0.05",
+                  "--outdir", str(tmp_path / "runs"), "--device", "cpu")      # the second of the printed commands, for a shorter time
+    assert more.returncode == 0, more.stderr
+    images = [json.loads((tmp_path / "runs" / f"0000{i}-quickstart" / "training_options.json").read_text())["cur_nimg"] for i in (0, 1)]
+    assert images[0] == 0 < images[1]
     assert "report.html" in got.stdout and len([l for l in got.stdout.splitlines() if l.startswith("  ")]) == 3
     page = (run / "report.html").read_text()
     assert page.count("<img") >= 8 and "http://" not in page and "https://" not in page
