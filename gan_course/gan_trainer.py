@@ -41,14 +41,14 @@ def check_fit(
 # %% ../nbs/30_gan_trainer.ipynb #e47da1e6
 def grid_latents(
     z_dim:int, # length of a latent
-    dataset:torch.utils.data.Dataset, # labels come from its first items
+    dataset:torch.utils.data.Dataset, # labels come from items spread over it
     n:int, # number of pictures
     seed:int, # the same seed gives the same grid in every run
     device:torch.device # where to put them
 )->tuple[torch.Tensor, torch.Tensor]: # z [n, z_dim], c [n, c_dim]
     "The latents and labels of the sample grid, fixed for the whole run."
     z = torch.randn(n, z_dim, generator=torch.Generator().manual_seed(seed))
-    c = torch.stack([torch.as_tensor(dataset[i % len(dataset)][1]) for i in range(n)])
+    c = torch.stack([torch.as_tensor(dataset[i * len(dataset) // n][1]) for i in range(n)])
     return z.to(device), c.to(device)
 
 # %% ../nbs/30_gan_trainer.ipynb #12ba3d14
@@ -270,7 +270,7 @@ def prepare(self:Trainer)->None:
     nbytes = sum(p.numel() * p.element_size() for m in (self.G, self.D) for p in m.parameters())
     require_space(self.run_dir, (self.cfg.keep + 1) * 4 * nbytes)
     save_json(self.run_dir / "training_options.json", {**self.meta(), "device": str(self.device), "torch": torch.__version__})
-    real = torch.stack([self.dataset[i % len(self.dataset)][0] for i in range(self.cfg.grid)])
+    real = torch.stack([self.dataset[i * len(self.dataset) // self.cfg.grid][0] for i in range(self.cfg.grid)])
     save_image(self.run_dir / "reals.png", image_grid(real))
     if self.nimg == 0: save_image(self.run_dir / "fakes_000000.png", image_grid(self.sample_grid()))
 
