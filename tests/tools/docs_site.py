@@ -2,8 +2,9 @@
 
 nbdev processes the notebooks (signatures and argument tables appear, hidden cells go); smalldocs renders what it leaves in _proc/.
 Publishing uses Quarto on the same files (.github/workflows/docs.yml). Between the two, this script does what smalldocs does not:
-pages get the file name that nbdev asks for (00_core.ipynb becomes core.html), and links to the published address become local ones.
+formulas become MathML (smalldocs and Quarto leave them to a script from the web), pages get the file name that nbdev asks for (00_core.ipynb becomes core.html), and links to the published address become local ones.
 """
+import html
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import made_files
+from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +58,8 @@ def relink(text, nb, names, site_url):
     up = "../" * (len(nb.parts) - 1)
     text = text.replace(site_url + "/", up)
     for old, new in names.items():
-        text = re.sub(rf"(?<![\w/]){re.escape(Path(old).name)}", Path(new).name + ".ipynb", text)
+        folders = r"(?<![\w./:-])((?:\.\.?/|[\w-]+/)*)"  # a local path up to the name; not the middle of a web address
+        text = re.sub(folders + re.escape(Path(old).name), rf"\g<1>{Path(new).name}.ipynb", text)
     return text
 
 
@@ -104,6 +107,22 @@ def fix_name_links(site, generated):
         path.write_text(new, encoding="utf-8")
 
 
+def mathml(match):
+    "One formula as MathML, which browsers draw without a script."
+    kind, tex = match[1], html.unescape(match[2])
+    out = convert(tex, display="block" if kind == "display" else "inline")
+    if unknown := re.findall(r"\\[a-zA-Z]+", re.sub(r"<annotation.*?</annotation>", "", out, flags=re.S)):
+        raise RuntimeError(f"the docs site cannot draw {', '.join(unknown)} in: {tex}\nNext: write the formula with plainer commands")
+    return f'<span class="math {kind}">{out}</span>'
+
+
+def draw_math(site):
+    "Formulas are drawn by the page itself, so that the site is whole without a network."
+    for path in site.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r'<span class="math (inline|display)">\\[(\[](.*?)\\[)\]]</span>', mathml, text, flags=re.S), encoding="utf-8")
+
+
 def name_links(root):
     "The links that nbdev has made of names in backticks, as page.html#name."
     s = made_files.settings(root)
@@ -123,6 +142,7 @@ def build(root=ROOT):
     shutil.rmtree(out, ignore_errors=True)
     shutil.move(site / out.name, out)
     fix_name_links(out, name_links(root))
+    draw_math(out)
     return out
 
 
