@@ -28,13 +28,21 @@ class TrainConfig(Config):
     d_lr:float = 0.0025 # the same of D
     betas:tuple = (0.0, 0.99) # Adam's, before the correction
     r1_gamma:float = 1.0 # weight of R1; 0 leaves the phase out
-    r1_interval:int = 16 # iterations between R1 steps
+    r1_interval:int|None = 16 # iterations between R1 steps; None: part of every step of D (not lazy)
     pl_weight:float = 2.0 # weight of the path length; 0 leaves the phase out
-    pl_interval:int = 4 # iterations between path-length steps
+    pl_interval:int|None = 4 # iterations between path-length steps; None: part of every step of G (not lazy)
     pl_shrink:int = 2 # the path length looks at batch / pl_shrink latents
     mixing_prob:float = 0.9 # probability of style mixing
     ema_kimg:float = 10.0 # half-life of G's moving average, thousands of images
     ema_rampup:float|None = 0.05 # half-life at most this share of the images so far; None: no ramp-up
+    growing:bool = False # progressive growing: resolution, batch, rates and tick length by schedule
+    aug:str = "noaug" # augmentation of what D sees: noaug, fixed or ada
+    augpipe:str = "bgc" # which transforms, as `augment.AUGPIPES` names them
+    aug_p:float = 0.2 # strength with aug="fixed", first strength with aug="ada" (officially 0)
+    aug_target:float = 0.6 # what ada steers the mean sign of D on real pictures to
+    aug_kimg:float = 500 # thousands of images in which ada can go from 0 to 1
+    autocast:str|None = None # float16 or bfloat16: run the losses of the main phases under autocast; None: no
+    on_nonfinite:str = "stop" # what a loss that is no number leads to: stop, or rollback to the last snapshot
     tick_kimg:float = 4.0 # thousands of images between two lines of the log
     image_ticks:int = 10 # ticks between two sample grids
     snapshot_ticks:int = 50 # ticks between two snapshots
@@ -42,6 +50,7 @@ class TrainConfig(Config):
     grid:int = 36 # pictures in a sample grid
     seed:int = 0 # of everything random
     workers:int = 0 # processes that load pictures
+    tensorboard:bool = True # write event files when TensorBoard is installed
     max_seconds:float|None = None # stop after this wall time, whatever `kimg` says
 
 # %% ../nbs/28_training.ipynb #6e490ada
@@ -70,7 +79,10 @@ def check(self:TrainConfig,
     for name, low in least.items():
         if not getattr(self, name) > low: raise UserError("must be above zero", value=getattr(self, name), path=name, fix=f"set {name} to a positive number")
     for name in ("r1_interval", "pl_interval", "pl_shrink", "image_ticks", "snapshot_ticks", "keep", "grid"):
-        if getattr(self, name) < 1: raise UserError("must be 1 or more", value=getattr(self, name), path=name, fix=f"set {name} to 1 or more")
+        if getattr(self, name) is not None and getattr(self, name) < 1: raise UserError("must be 1 or more", value=getattr(self, name), path=name, fix=f"set {name} to 1 or more")
+    for name, allowed in {"aug": ("noaug", "fixed", "ada"), "on_nonfinite": ("stop", "rollback"), "autocast": (None, "float16", "bfloat16")}.items():
+        if getattr(self, name) not in allowed: raise UserError("not one of the choices", value=getattr(self, name), limit=", ".join(map(str, allowed)), path=name, fix=f"choose one of these for {name}")
+    if not 0 <= self.aug_p <= 1: raise UserError("is a probability", value=self.aug_p, limit="0 to 1", path="aug_p", fix="set aug_p between 0 and 1")
     if len(dataset) < 1: raise UserError("the data set is empty", path="dataset", fix="give at least one picture")
     return self
 
@@ -78,10 +90,11 @@ def check(self:TrainConfig,
 @dataclass
 class Phase:
     "One kind of gradient step."
-    name:str # Gmain, Greg, Dmain or Dreg
+    name:str # Gmain, Greg, Gboth, Dmain, Dreg or Dboth
     module:torch.nn.Module # the network that learns
     opt:torch.optim.Optimizer # shared by the main and the regularisation phase of a network
     interval:int = 1 # iterations between two runs, and the factor on the loss
+    losses:tuple = () # names of the losses whose gradients are added up: Gmain, Greg, Dmain, Dreg
 
 # %% ../nbs/28_training.ipynb #8d8d2485
 def make_phases(
@@ -89,14 +102,14 @@ def make_phases(
     D:torch.nn.Module, # discriminator
     cfg:TrainConfig # rates, weights and intervals
 )->list[Phase]: # in the order in which they run
-    "Gmain, Greg, Dmain, Dreg; a regularisation whose weight is 0 is left out and its optimiser is not corrected."
+    "Gmain, Greg, Dmain, Dreg; a regularisation of weight 0 is left out, one without interval joins the main phase (Gboth, Dboth)."
     phases = []
     for letter, net, lr, weight, interval in (("G", G, cfg.g_lr, cfg.pl_weight, cfg.pl_interval), ("D", D, cfg.d_lr, cfg.r1_gamma, cfg.r1_interval)):
-        params = list(net.parameters())
-        fused = params[0].device.type in ("cpu", "cuda")
-        opt = torch.optim.Adam(params, **lazy_adam(lr, cfg.betas, interval if weight else None), fused=fused)
-        phases.append(Phase(letter + "main", net, opt))
-        if weight: phases.append(Phase(letter + "reg", net, opt, interval))
+        params, main, reg = list(net.parameters()), letter + "main", letter + "reg"
+        lazy = interval if weight else None
+        opt = torch.optim.Adam(params, **lazy_adam(lr, cfg.betas, lazy), fused=params[0].device.type in ("cpu", "cuda"))
+        phases.append(Phase(letter + "both", net, opt, 1, (main, reg)) if weight and not lazy else Phase(main, net, opt, 1, (main,)))
+        if lazy: phases.append(Phase(reg, net, opt, lazy, (reg,)))
     return phases
 
 # %% ../nbs/28_training.ipynb #46fa539a
@@ -174,11 +187,14 @@ def images_ahead(
 def tick_line(
     fields:dict # as `Trainer.tick_fields` gave them
 )->str: # one line for people
-    "The line of the log: tick, kimg, time, speed, memory, losses."
+    "The line of the log: where, how fast, how much memory, what grows or is augmented, the losses."
     def m(key, spec): return format(fields[key]["mean"], spec) if key in fields else "-"
-    return (f"tick {m('Progress/tick', '.0f'):<4} kimg {m('Progress/kimg', '.2f'):<8} time {format_time(fields['Timing/total_sec']['mean']):<8} "
-            f"sec/kimg {m('Timing/sec_per_kimg', '.2f'):<7} gpumem {m('Resources/peak_gpu_mem_gb', '.1f'):<5} "
-            f"G {m('Loss/G/loss', '.3f'):<6} D {m('Loss/D/loss', '.3f'):<6} r1 {m('Loss/r1_penalty', '.3f')}")
+    parts = [f"tick {m('Progress/tick', '.0f'):<4} kimg {m('Progress/kimg', '.2f'):<8} time {format_time(fields['Timing/total_sec']['mean']):<8}",
+             f"sec/kimg {m('Timing/sec_per_kimg', '.2f'):<7}"]
+    if "Resources/peak_gpu_mem_gb" in fields: parts += [f"gpumem {m('Resources/peak_gpu_mem_gb', '.1f'):<5} reserved {m('Resources/peak_gpu_mem_reserved_gb', '.1f'):<5}"]
+    if "Progress/lod" in fields: parts += [f"lod {m('Progress/lod', '.2f')} res {m('Progress/resolution', '.0f'):<4} batch {m('Progress/batch', '.0f'):<3}"]
+    if "Progress/augment" in fields: parts += [f"augment {m('Progress/augment', '.3f')}"]
+    return " ".join(parts + [f"G {m('Loss/G/loss', '.3f'):<6} D {m('Loss/D/loss', '.3f'):<6} r1 {m('Loss/r1_penalty', '.3f')}"])
 
 # %% ../nbs/28_training.ipynb #d97e4b79
 def check_finite(
