@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .core import UserError, check_choice
-from .networks import (channels_by_resolution, check_label, check_resolution, check_shape, compute_dtype, fp16_from,
+from .networks import (HALF_DTYPES, channels_by_resolution, check_label, check_resolution, check_shape, compute_dtype, fp16_from,
                                  parameter_table, plain_kwargs)
 from .ops import ACTIVATIONS, bias_act, conv2d_resample, downsample2d, setup_filter
 
@@ -209,9 +209,11 @@ class DiscriminatorBlock(nn.Module):
         conv_clamp:float|None=None, # bound for |activations|
         use_fp16:bool=False, # half precision on an accelerator
         freeze_layers:int=0, # convolutions with a lower index are not trained
+        half_dtype:str='float16', # which half precision: float16 or bfloat16
     ):
         super().__init__()
         self.in_channels, self.resolution, self.use_fp16 = in_channels, resolution, use_fp16
+        self.half_dtype = check_choice(half_dtype, list(HALF_DTYPES), 'half_dtype')
         self.architecture = check_choice(architecture, ['orig', 'skip', 'resnet'], 'architecture')
         self.register_buffer('resample_filter', setup_filter(resample_filter))
         self.num_layers = 0
@@ -233,7 +235,7 @@ def forward(self:DiscriminatorBlock,
     force_fp32:bool=False, # compute in full precision
 )->tuple: # features at half the side, and the image for the next block (or None)
     "Take in the image where this architecture does, convolve twice, reduce."
-    dtype = compute_dtype(self.conv0.weight, self.use_fp16, force_fp32)
+    dtype = compute_dtype(self.conv0.weight, self.use_fp16 and self.half_dtype, force_fp32)
     if x is not None: x = x.to(dtype)
     if hasattr(self, 'fromrgb'):
         y = self.fromrgb(img.to(dtype))
@@ -294,6 +296,7 @@ class Discriminator(nn.Module):
         block_kwargs:dict={}, # more arguments for `DiscriminatorBlock`
         mapping_kwargs:dict={}, # more arguments for `MappingNetwork`
         epilogue_kwargs:dict={}, # more arguments for `DiscriminatorEpilogue`
+        half_dtype:str='float16', # which half precision: float16 or bfloat16
     ):
         super().__init__()
         self.init_kwargs = plain_kwargs(locals())
@@ -304,7 +307,7 @@ class Discriminator(nn.Module):
         self.block_resolutions, layers = sorted(channels, reverse=True)[:-1], 0
         for r in self.block_resolutions:
             block = DiscriminatorBlock(channels[r] if r < img_resolution else 0, channels[r], channels[r//2], resolution=r,
-                                       first_layer_idx=layers, use_fp16=r >= half, **block_kwargs, **common)
+                                       first_layer_idx=layers, use_fp16=r >= half, half_dtype=half_dtype, **block_kwargs, **common)
             setattr(self, f'b{r}', block)
             layers += block.num_layers
         if c_dim > 0: self.mapping = MappingNetwork(0, c_dim, cmap_dim, num_ws=None, w_avg_beta=None, **mapping_kwargs)

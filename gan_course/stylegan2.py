@@ -12,7 +12,8 @@ from torch import nn
 
 from .core import UserError, check_choice
 from .layers import Conv2dLayer, FullyConnectedLayer, MappingNetwork, scaled_act
-from .networks import channels_by_resolution, check_resolution, check_shape, compute_dtype, fp16_from, parameter_table, plain_kwargs
+from .networks import (HALF_DTYPES, channels_by_resolution, check_resolution, check_shape, compute_dtype, fp16_from, parameter_table,
+                                 plain_kwargs)
 from .ops import ACTIVATIONS, modulated_conv2d, setup_filter, upsample2d
 
 # %% ../nbs/14_stylegan2.ipynb #9553516d
@@ -111,10 +112,12 @@ class SynthesisBlock(nn.Module):
         conv_clamp:float|None=None, # bound for |activations|, 256 with half precision
         use_fp16:bool=False, # half precision on an accelerator
         fused_modconv_default:bool|str='inference_only', # True, False, or fused in eval mode only
+        half_dtype:str='float16', # which half precision: float16 or bfloat16
         **layer_kwargs, # more arguments for `SynthesisLayer`
     ):
         super().__init__()
         self.in_channels, self.resolution, self.use_fp16 = in_channels, resolution, use_fp16
+        self.half_dtype = check_choice(half_dtype, list(HALF_DTYPES), 'half_dtype')
         self.fused_modconv_default = check_choice(fused_modconv_default, [True, False, 'inference_only'], 'fused_modconv_default')
         self.architecture = check_choice(architecture, ['orig', 'skip', 'resnet'], 'architecture')
         self.register_buffer('resample_filter', setup_filter(resample_filter))
@@ -135,7 +138,7 @@ def pick_fused(self:SynthesisBlock,
 )->bool: # use one grouped convolution
     "The form of the modulated convolution when the caller leaves it open."
     if self.fused_modconv_default != 'inference_only': return self.fused_modconv_default
-    return not self.training and (dtype != torch.float16 or batch == 1)
+    return not self.training and (dtype not in HALF_DTYPES.values() or batch == 1)
 
 # %% ../nbs/14_stylegan2.ipynb #fb2a9866
 @patch
@@ -149,7 +152,7 @@ def forward(self:SynthesisBlock,
 )->tuple: # features, and the image so far in full precision (or None)
     "Enlarge and convolve; add this resolution's image."
     full = self.conv1.weight.dtype
-    dtype = compute_dtype(self.conv1.weight, self.use_fp16, force_fp32)
+    dtype = compute_dtype(self.conv1.weight, self.use_fp16 and self.half_dtype, force_fp32)
     fused = self.pick_fused(dtype, len(ws)) if fused_modconv is None else fused_modconv
     w, kw = ws.unbind(dim=1), dict(noise_mode=noise_mode, fused_modconv=fused)
     if self.in_channels == 0: x = self.conv1(self.const.to(dtype).expand(len(ws), -1, -1, -1), w[0], **kw)
@@ -173,6 +176,7 @@ class SynthesisNetwork(nn.Module):
         channel_base:int=32768, # channels times resolution; 32768 is config-f, 16384 config-e
         channel_max:int=512, # limit of channels
         num_fp16_res:int=0, # so many of the highest resolutions in half precision
+        half_dtype:str='float16', # which half precision: float16 or bfloat16
         **block_kwargs, # more arguments for `SynthesisBlock`
     ):
         super().__init__()
@@ -181,7 +185,7 @@ class SynthesisNetwork(nn.Module):
         self.block_resolutions, self.num_ws = list(channels), 0
         for r in channels:
             block = SynthesisBlock(channels.get(r//2, 0), channels[r], w_dim=w_dim, resolution=r, img_channels=img_channels,
-                                   is_last=r == img_resolution, use_fp16=r >= half, **block_kwargs)
+                                   is_last=r == img_resolution, use_fp16=r >= half, half_dtype=half_dtype, **block_kwargs)
             self.num_ws += block.num_conv + (block.num_torgb if r == img_resolution else 0)
             setattr(self, f'b{r}', block)
 
@@ -215,7 +219,7 @@ class Generator(nn.Module):
         img_resolution:int, # side of the images, a power of two, at least 4
         img_channels:int, # 1 grey, 3 RGB, 4 RGB and alpha
         mapping_kwargs:dict={}, # more arguments for `MappingNetwork`: num_layers, w_avg_beta, ...
-        **synthesis_kwargs, # more arguments for `SynthesisNetwork`: channel_base, architecture, ...
+        **synthesis_kwargs, # more arguments for `SynthesisNetwork`: channel_base, architecture, num_fp16_res, half_dtype, ...
     ):
         super().__init__()
         self.z_dim, self.c_dim, self.w_dim = z_dim, c_dim, w_dim
