@@ -26,6 +26,7 @@ class GANLoss:
     ):
         self.G, self.D, self.cfg, self.stats, self.augment = G, D, cfg, stats, augment
         self.pl_mean = torch.zeros((), device=next(G.parameters()).device)
+        self.signs = [] # mean signs of D on real pictures, for ada
 
 # %% ../nbs/29_gan_loss.ipynb #6bbb378a
 @patch
@@ -95,6 +96,7 @@ def Dmain(self:GANLoss,
     loss = d_logistic_fake(on_fake) + d_logistic_real(on_real)
     self.stats.add("Loss/scores/real", on_real)
     self.stats.add("Loss/signs/real", on_real.sign())
+    if self.augment is not None: self.signs.append(on_real.detach().sign().mean())
     self.stats.add("Loss/D/loss", loss)
     return loss
 

@@ -131,12 +131,13 @@ def mixed_ws(
 # %% ../nbs/28_training.ipynb #fabf5cae
 def ema_beta(
     cfg:TrainConfig, # batch, ema_kimg, ema_rampup
-    nimg:int # real images shown so far
+    nimg:int, # real images shown so far
+    batch:int|None=None # images in this step; None: `cfg.batch`
 )->float: # 0 (copy) to 1 (never move)
     "Decay of the moving average for one batch."
     half_life = cfg.ema_kimg * 1000
     if cfg.ema_rampup is not None: half_life = min(half_life, nimg * cfg.ema_rampup)
-    return 0.5 ** (cfg.batch / max(half_life, 1e-8))
+    return 0.5 ** ((batch or cfg.batch) / max(half_life, 1e-8))
 
 # %% ../nbs/28_training.ipynb #84ec219d
 @torch.no_grad()
@@ -191,7 +192,7 @@ def tick_line(
     def m(key, spec): return format(fields[key]["mean"], spec) if key in fields else "-"
     parts = [f"tick {m('Progress/tick', '.0f'):<4} kimg {m('Progress/kimg', '.2f'):<8} time {format_time(fields['Timing/total_sec']['mean']):<8}",
              f"sec/kimg {m('Timing/sec_per_kimg', '.2f'):<7}"]
-    if "Resources/peak_gpu_mem_gb" in fields: parts += [f"gpumem {m('Resources/peak_gpu_mem_gb', '.1f'):<5} reserved {m('Resources/peak_gpu_mem_reserved_gb', '.1f'):<5}"]
+    if fields.get("Resources/peak_gpu_mem_gb", {"mean": 0})["mean"]: parts += [f"gpumem {m('Resources/peak_gpu_mem_gb', '.1f'):<5} reserved {m('Resources/peak_gpu_mem_reserved_gb', '.1f'):<5}"]
     if "Progress/lod" in fields: parts += [f"lod {m('Progress/lod', '.2f')} res {m('Progress/resolution', '.0f'):<4} batch {m('Progress/batch', '.0f'):<3}"]
     if "Progress/augment" in fields: parts += [f"augment {m('Progress/augment', '.3f')}"]
     return " ".join(parts + [f"G {m('Loss/G/loss', '.3f'):<6} D {m('Loss/D/loss', '.3f'):<6} r1 {m('Loss/r1_penalty', '.3f')}"])
