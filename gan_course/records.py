@@ -79,10 +79,10 @@ def _damaged(path, record, offset, what, stored, computed):
     return UserError(f'record {record} at byte {offset}: {what}', value=f'crc {stored:08x} in the file', limit=f'crc {computed:08x} of the bytes there', path=path,
                      fix='copy or download the file again; if that does not help, make it again from the pictures')
 
-# %% ../nbs/07_records.ipynb #28c79494
+# %% ../nbs/07_records.ipynb #bc17476e
 def _check_start(path, head):
     "Refuse, by its first bytes, a file that never was a TFRecord."
-    kinds = {b'\x1f\x8b': 'a gzip file', b'PK': 'a zip file', b'\x89PNG': 'a PNG picture', b'\x93NUMPY': 'a NumPy array', b'version https://git-lfs': 'a Git LFS pointer'}
+    kinds = {b'\x1f\x8b': 'a gzip file', b'PK': 'a zip file', b'\x89PNG': 'a PNG picture', b'\x93NUMPY': 'a NumPy array', b'version http': 'a Git LFS pointer'}
     kind = next((k for start, k in kinds.items() if head.startswith(start)), None)
     fix = 'unpack it first' if kind == 'a gzip file' else 'fetch the real file with git lfs pull' if kind and 'LFS' in kind else 'give a .tfrecords file of the TensorFlow StyleGAN code'
     if kind: raise UserError(f'is no TFRecord file but {kind}', value=head[:8].hex(' '), limit='a length of 8 bytes and its crc', path=path, fix=fix)
