@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['fade_reals', 'GrowingPoint', 'GrowingSchedule', 'adam_reset_due']
 
-# %% ../nbs/17_growing.ipynb #c236d94e
+# %% ../nbs/17_growing.ipynb #557c0f1e
 import math
 from dataclasses import dataclass, field
 
@@ -13,17 +13,18 @@ import torch
 from fastcore.basics import patch
 
 from .core import Config, UserError
-from .networks import check_resolution
+from .networks import check_resolution, check_shape
 from .stylegan import box_downsample, nearest_upsample, split_level
 
-# %% ../nbs/17_growing.ipynb #230dce62
+# %% ../nbs/17_growing.ipynb #73656d65
 def fade_reals(
     img:torch.Tensor, # NCHW real images in [-1, 1], square, side a power of two
     lod:float, # level of detail, 0 (nothing happens) to log2(side) - 2
 )->torch.Tensor: # NCHW of the same size
     "Real images at a level of detail, as the generator shows its own (Progressive GAN, Appendix C). Wrong level or size: `UserError`."
-    low, t = split_level(lod, int(math.log2(img.shape[-1])) - 2)
-    x = box_downsample(img, 2**low)
+    side = check_resolution(img.shape[-1])
+    low, t = split_level(lod, side.bit_length() - 3)
+    x = box_downsample(check_shape(img, (None, None, side, side), 'img'), 2**low)
     if t > 0: x = x.lerp(nearest_upsample(box_downsample(x, 2), 2), t)
     return nearest_upsample(x, 2**low)
 

@@ -38,7 +38,7 @@ def nearest_upsample(
     "Repeat pixels, the inverse of `box_downsample` on such images (Progressive GAN, section 3)."
     return img if factor == 1 else F.interpolate(img, scale_factor=factor, mode='nearest')
 
-# %% ../nbs/13_stylegan.ipynb #f64ae1e4
+# %% ../nbs/13_stylegan.ipynb #66545f5d
 def split_level(
     lod:float, # level of detail, 0 is full size
     max_lod:int, # the coarsest level there is, log2(side) - 2
@@ -46,19 +46,18 @@ def split_level(
     "Whole and fractional part of a level of detail. Out of range or no number: `UserError`."
     value = lod if isinstance(lod, (int, float)) and not isinstance(lod, bool) else math.nan
     if not 0 <= value <= max_lod:
-        raise UserError('level of detail out of range', value=lod, limit=f'0 (full size) to {max_lod} (4x4)', path='lod',
+        raise UserError('level of detail out of range', value=repr(lod), limit=f'0 (full size) to {max_lod} (4x4)', path='lod',
                         fix='choose a level in this range, or let growing.GrowingSchedule choose it')
     return int(value), value - int(value)
 
-# %% ../nbs/13_stylegan.ipynb #554a0565
+# %% ../nbs/13_stylegan.ipynb #003fe90b
 class Growing(nn.Module):
     "A network of which only the resolutions up to the current level are awake (Progressive GAN, section 3). Bad side: `UserError`."
     def __init__(self,
         img_resolution:int, # side of the images at full size, a power of two
-        least:int=4, # smallest side allowed
     ):
         super().__init__()
-        self.img_resolution = check_resolution(img_resolution, least)
+        self.img_resolution = check_resolution(img_resolution)
         self.max_lod = img_resolution.bit_length() - 3
         self.register_buffer('lod', torch.zeros([]))
 
@@ -75,17 +74,16 @@ class Growing(nn.Module):
         low, t = split_level(float(self.lod), self.max_lod)
         return low, t, self.img_resolution >> low
 
-# %% ../nbs/13_stylegan.ipynb #7d62d016
+# %% ../nbs/13_stylegan.ipynb #e9d34284
 def adain(
     x:torch.Tensor, # NCHW features
     style:torch.Tensor, # [N, 2*C]: scales (counted from 1), then shifts
-    eps:float=1e-8, # keeps a constant channel from dividing by 0
 )->torch.Tensor: # NCHW
     "Instance normalisation, then scale and shift (StyleGAN, equation 1). Wrong shape of style: `UserError`."
     n, c = x.shape[:2]
     scale, shift = check_shape(style, (n, 2*c), 'style').to(x.dtype).reshape(n, 2, c, 1, 1).unbind(1)
     var, mean = torch.var_mean(x, dim=(2, 3), keepdim=True, correction=0)
-    return torch.addcmul(shift, x - mean, (scale + 1)*(var + eps).rsqrt())
+    return torch.addcmul(shift, x - mean, (scale + 1)*(var + 1e-8).rsqrt())
 
 # %% ../nbs/13_stylegan.ipynb #f8cde5ef
 def pixel_noise(
@@ -294,7 +292,7 @@ def forward(self:StyleGANGenerator,
     ws = self.mapping(z, c, truncation_psi=truncation_psi, truncation_cutoff=truncation_cutoff, update_emas=update_emas)
     return self.synthesis(ws, **synthesis_kwargs)
 
-# %% ../nbs/13_stylegan.ipynb #b3d55831
+# %% ../nbs/13_stylegan.ipynb #d54d3a24
 class StyleGANDiscriminator(Growing):
     "Discriminator of configurations a to d (Progressive GAN, section 3; StyleGAN2, Table 1). Bad arguments: `UserError`."
     def __init__(self,
@@ -307,7 +305,7 @@ class StyleGANDiscriminator(Growing):
         mbstd_group_size:int|None=4, # images per group of the minibatch standard deviation; None: the whole batch
         mbstd_num_channels:int=1, # 0: no minibatch standard deviation
     ):
-        super().__init__(img_resolution, least=8)
+        super().__init__(check_resolution(img_resolution, 8))
         self.init_kwargs = plain_kwargs(locals())
         self.c_dim, self.img_channels = c_dim, img_channels
         check_choice(blur, ['a', 'b-d'], 'blur')
