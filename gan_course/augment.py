@@ -224,13 +224,13 @@ def draw_colour(self:AugmentPipe,
     if self.saturation and not grey: C = _saturation(d, self.saturation, self.saturation_std) @ C
     return C
 
-# %% ../nbs/21_augment.ipynb #c1b2559f
+# %% ../nbs/21_augment.ipynb #b1b26e02
 @patch
 def check_images(self:AugmentPipe,
     images:torch.Tensor, # to be augmented
 )->int: # number of colour channels, 1 or 3
     "Refuse what is no batch of pictures. Wrong dimensions, channels or precision: `UserError`."
-    if images.ndim != 4 or not 1 <= images.shape[1] <= 4:
+    if images.ndim != 4 or not images.numel() or images.shape[1] > 4:
         raise UserError('no batch of pictures', value=list(images.shape), limit='[N, C, H, W] with 1 (grey), 2 (grey, alpha), 3 (RGB) or 4 (RGB, alpha) channels',
                         path='images', fix='add the batch with x[None], or pick the channels to augment')
     if images.dtype not in (torch.float32, torch.float64):
@@ -242,7 +242,7 @@ def _moves(value, neutral):
     "Whether a drawn value may differ from the neutral one anywhere; looked up on the CPU, taken for granted elsewhere."
     return value.device.type != 'cpu' or bool((value != neutral).any())
 
-# %% ../nbs/21_augment.ipynb #d47df452
+# %% ../nbs/21_augment.ipynb #5c3203cb
 @patch
 def forward(self:AugmentPipe,
     images:torch.Tensor, # [N, C, H, W] in [-1, 1], float32 or float64, 1 to 4 channels
@@ -251,20 +251,19 @@ def forward(self:AugmentPipe,
     "Augment each picture on its own. Wrong shape or precision: `UserError`."
     colours, (n, channels, h, w) = self.check_images(images), images.shape
     d = Draws(n, self.p, debug_percentile)
-    x = warp(images, self.draw_geometry(d, h, w).expand(n, 3, 3), self.Hz_geom)
-    x, alpha = x.split([colours, channels - colours], dim=1) if channels > colours else (x, None)
-    C = self.draw_colour(d, grey=colours == 1)
-    if len(C) == n and _moves(C, torch.eye(4, device=C.device)): x = recolour(x, C)
-    if self.imgfilter:
-        gains = _band_gains(d, self.imgfilter, self.imgfilter_bands, self.imgfilter_std)
-        if _moves(gains, 1): x = filter_bands(x, gains)
-    if self.noise:
-        sigma = _sigma(d, self.noise, self.noise_std)
-        x = x + (torch.randn(x.shape, device=x.device)*sigma).to(x.dtype)
-    x = x if alpha is None else torch.cat([x, alpha], dim=1)
-    if self.cutout:
-        size = d.gate(torch.full([n, 2], float(self.cutout_size), device=x.device), 0., self.cutout*d.p)
-        x = cutout(x, d.uniform(2), size)
+    with torch.autocast(images.device.type, enabled=False):                  # whole precision, whatever D computes in
+        x = warp(images, self.draw_geometry(d, h, w).expand(n, 3, 3), self.Hz_geom)
+        x, alpha = x.split([colours, channels - colours], dim=1) if channels > colours else (x, None)
+        C = self.draw_colour(d, grey=colours == 1)
+        if len(C) == n and _moves(C, torch.eye(4, device=C.device)): x = recolour(x, C)
+        if self.imgfilter:
+            gains = _band_gains(d, self.imgfilter, self.imgfilter_bands, self.imgfilter_std)
+            if _moves(gains, 1): x = filter_bands(x, gains)
+        if self.noise: x = x + (_sigma(d, self.noise, self.noise_std)*torch.randn(x.shape, device=x.device)).to(x.dtype)
+        x = x if alpha is None else torch.cat([x, alpha], dim=1)
+        if self.cutout:
+            size = d.gate(torch.full([n, 2], float(self.cutout_size), device=x.device), 0., self.cutout*d.p)
+            x = cutout(x, d.uniform(2), size)
     return x
 
 # %% ../nbs/21_augment.ipynb #a9fbe31a

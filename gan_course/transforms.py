@@ -72,12 +72,12 @@ def _fold(band, n, before):
     i = (torch.arange(len(band), device=band.device) - before) % max(2*n - 2, 1)
     return band.new_zeros(n, band.shape[1]).index_add_(0, torch.minimum(i, 2*n - 2 - i), band)
 
-# %% ../nbs/19_transforms.ipynb #8646dbb3
+# %% ../nbs/19_transforms.ipynb #c036aae5
 @lru_cache(maxsize=512)
 @torch.inference_mode(False)
 def _enlarge(n, m0, m1, taps, dtype, device):
     "The matrix [n, 2 * (n + m0 + m1)] of reflecting and enlarging twofold with an even number of taps."
-    g = torch.tensor(taps[::-1], dtype=dtype, device=device)*2
+    g = torch.as_tensor(taps, dtype=dtype, device=device).flip(0)*2
     return _fold(_band(g, n + m0 + m1, 2, 1, len(g)//2, len(g)//2 - 1), n, m0)
 
 # %% ../nbs/19_transforms.ipynb #03c22b8a
@@ -102,7 +102,7 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy): return _Spread.apply(dy, *ctx.saved_tensors, ctx.shape), None
 
-# %% ../nbs/19_transforms.ipynb #186e2d5a
+# %% ../nbs/19_transforms.ipynb #e9fbdb81
 def warp(
     images:torch.Tensor, # [N, C, H, W]
     G_inv:torch.Tensor, # [N, 3, 3] where each output pixel is read, in pixels from the centre
@@ -112,8 +112,9 @@ def warp(
     (n, c, h, w), spare = images.shape, len(f)//4
     margins = _margins(G_inv, h, w, 2*spare)
     if margins is None: return images
-    (x0, y0, x1, y1), taps = margins, tuple(f.tolist())
-    make = _enlarge if max(h, w) <= 64 else _enlarge.__wrapped__                # small ones come again and again
+    x0, y0, x1, y1 = margins
+    often = f.device.type == 'cpu' and max(h, w) <= 64                          # small matrices, needed again and again: keep them
+    make, taps = (_enlarge, tuple(f.tolist())) if often else (_enlarge.__wrapped__, f)
     rows, cols = make(h, y0, y1, taps, images.dtype, images.device), make(w, x0, x1, taps, images.dtype, images.device)
     x, (ow, oh) = rows.T @ (images @ cols), (2*(w + 2*spare), 2*(h + 2*spare))
     to_grid = scale2d(2/x.shape[3], 2/x.shape[2]) @ translate2d(-.5, -.5) @ scale2d(2, 2) @ translate2d((x0 - x1)/2, (y0 - y1)/2)
