@@ -11,6 +11,7 @@ import contextlib
 import torch
 from fastcore.basics import patch
 
+from .augment import AdaController
 from .losses import d_logistic_fake, d_logistic_real, g_nonsaturating, path_length_penalty, path_lengths, r1_penalty
 from .training import Stats, TrainConfig, mixed_ws
 
@@ -22,11 +23,11 @@ class GANLoss:
         D:torch.nn.Module, # discriminator D(img, c)
         cfg:TrainConfig, # weights, mixing, autocast
         stats:Stats, # collects scores and losses
-        augment:torch.nn.Module|None=None # applied to every picture that D sees; None: nothing
+        augment:torch.nn.Module|None=None, # applied to every picture that D sees; None: nothing
+        ada:AdaController|None=None # is shown D's verdicts on real pictures
     ):
-        self.G, self.D, self.cfg, self.stats, self.augment = G, D, cfg, stats, augment
+        self.G, self.D, self.cfg, self.stats, self.augment, self.ada = G, D, cfg, stats, augment, ada
         self.pl_mean = torch.zeros((), device=next(G.parameters()).device)
-        self.signs = [] # mean signs of D on real pictures, for ada
 
 # %% ../nbs/29_gan_loss.ipynb #6bbb378a
 @patch
@@ -83,6 +84,16 @@ def Greg(self:GANLoss,
     self.stats.add("Loss/G/reg", penalty * self.cfg.pl_weight)
     return penalty * self.cfg.pl_weight
 
+# %% ../nbs/29_gan_loss.ipynb #0ec2942b
+@patch
+def note_real(self:GANLoss,
+    logits:torch.Tensor # D's verdicts on real pictures
+)->None:
+    "Verdicts on real pictures go into the statistics, and to ada; officially those of the R1 phase too."
+    self.stats.add("Loss/scores/real", logits)
+    self.stats.add("Loss/signs/real", logits.sign())
+    if self.ada: self.ada.observe(logits)
+
 # %% ../nbs/29_gan_loss.ipynb #d4082236
 @patch
 def Dmain(self:GANLoss,
@@ -94,9 +105,7 @@ def Dmain(self:GANLoss,
         with torch.no_grad(): fake, _ = self.fake(len(real), c, update_emas=True)
         on_fake, on_real = self.score(fake, c).float(), self.score(real, c).float()
     loss = d_logistic_fake(on_fake) + d_logistic_real(on_real)
-    self.stats.add("Loss/scores/real", on_real)
-    self.stats.add("Loss/signs/real", on_real.sign())
-    if self.augment is not None: self.signs.append(on_real.detach().sign().mean())
+    self.note_real(on_real)
     self.stats.add("Loss/D/loss", loss)
     return loss
 
@@ -108,7 +117,9 @@ def Dreg(self:GANLoss,
 )->torch.Tensor: # [n]
     "R1: gamma/2 times the squared gradient norm of D at real pictures."
     img = real.detach().requires_grad_(True)
-    penalty = r1_penalty(self.score(img, c), img)
+    logits = self.score(img, c)
+    self.note_real(logits)
+    penalty = r1_penalty(logits, img)
     self.stats.add("Loss/r1_penalty", penalty)
     self.stats.add("Loss/D/reg", penalty * (self.cfg.r1_gamma / 2))
     return penalty * (self.cfg.r1_gamma / 2)
