@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from gan_course.checkpoint import save_checkpoint
 from gan_course.core import UserError
-from gan_course.layers import Discriminator
+from gan_course.layers import Discriminator, build_discriminator
 from gan_course.official import NetworkRecord, inspect_pickle, load_official, network_kind, official_kwargs, pickle_globals, read_network_pickle, _Unpickler
-from gan_course.stylegan2 import Generator
+from gan_course.stylegan2 import Generator, build_generator
 from gan_course.transfer import export_safetensors, load_safetensors, transfer
 
 FIXTURES = Path(__file__).parent / "fixtures" / "stylegan"
@@ -193,6 +193,20 @@ def test_discriminator(ada):
 def test_positional_arguments_are_named_and_old_protocols_read(write):
     g = dict(class_name="Generator", args=[32, 0, 32], kwargs=dict(img_resolution=32, img_channels=3, mapping_kwargs=dict(num_layers=2), **SMALL), **weights("sg2_generator"))
     assert load_official(write("positional.pkl", dict(G_ema=g), protocol=2)).z_dim == 32
+
+
+def test_the_full_arguments_of_converted_networks_fit_ours():
+    "legacy.py writes every argument that the PyTorch networks know; all of them must find their place."
+    fc = dict(num_layers=2, embed_features=None, layer_features=None, activation="lrelu", lr_multiplier=0.01)
+    size = dict(channel_base=256, channel_max=16, num_fp16_res=0, conv_clamp=None)
+    g = dict(z_dim=8, c_dim=0, w_dim=8, img_resolution=16, img_channels=3, mapping_kwargs=fc | dict(w_avg_beta=0.995),
+             synthesis_kwargs=size | dict(architecture="skip", resample_filter=[1, 3, 3, 1], use_noise=True, activation="lrelu"))
+    d = dict(c_dim=2, img_resolution=16, img_channels=3, architecture="resnet", cmap_dim=None, block_kwargs=dict(activation="lrelu", resample_filter=[1, 3, 3, 1], freeze_layers=1, fp16_channels_last=True),
+             mapping_kwargs=fc, epilogue_kwargs=dict(mbstd_group_size=None, mbstd_num_channels=1, activation="lrelu")) | size
+    for kwargs, state, build in ((g, make_g().state_dict(), build_generator), (d, make_d(classes=2).state_dict(), build_discriminator)):
+        before = json.dumps(kwargs)
+        ours, left_out = official_kwargs(NetworkRecord("x", [], kwargs, state, {}, ""))
+        assert build(ours).init_kwargs["conv_clamp"] is None and left_out == (["fp16_channels_last"] if kwargs is d else []) and json.dumps(kwargs) == before
 
 
 def test_stylegan3_reads_as_data_and_says_when_its_network_comes(write, tmp_path):
