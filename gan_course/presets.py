@@ -4,14 +4,19 @@
 
 # %% auto #0
 __all__ = ['Preset', 'paper_configs', 'auto_preset', 'pytorch_presets', 'find_preset', 'preset_table', 'Settings',
-           'network_kwargs', 'train_config', 'resolve', 'scale_rates']
+           'network_kwargs', 'train_config', 'resolve', 'scale_rates', 'build_networks', 'rebuild']
 
 # %% ../nbs/34_presets.ipynb #131a6a1b
 import math
 from dataclasses import dataclass, field, fields, replace
 
+import torch
+
 from .core import Config, UserError, check_choice
-from .training import TrainConfig, batch_rounds
+from .layers import Discriminator, build_discriminator
+from .stylegan import StyleGANDiscriminator, StyleGANGenerator, build_stylegan
+from .stylegan2 import Generator, build_generator
+from .training import TrainConfig
 
 # %% ../nbs/34_presets.ipynb #dcb4ce6e
 @dataclass
@@ -120,7 +125,7 @@ def network_kwargs(
     width = dict(channel_base=row.channel_base, channel_max=row.channel_max)
     G = dict(z_dim=512, w_dim=512, mapping_kwargs=dict(num_layers=row.map_depth), **width)
     if row.networks != "stylegan2":
-        return {**G, "style": row.networks}, {**width, "style": row.networks, "mbstd_group_size": row.mbstd_group}
+        return {**G, "style": row.networks}, {**width, "blur": "a" if row.networks == "adain" else "b-d", "mbstd_group_size": row.mbstd_group}
     half = dict(num_fp16_res=row.num_fp16_res, conv_clamp=row.conv_clamp)
     return {**G, **half}, {**width, **half, "architecture": row.d_architecture, "epilogue_kwargs": dict(mbstd_group_size=row.mbstd_group)}
 
@@ -166,3 +171,21 @@ def scale_rates(
     factor = math.sqrt(cfg.batch / base)
     cfg.g_lr, cfg.d_lr = cfg.g_lr * factor, cfg.d_lr * factor
     return [f"learning rates times sqrt({cfg.batch}/{base}) = {factor:.3f}: G {cfg.g_lr:.5f}, D {cfg.d_lr:.5f}"]
+
+# %% ../nbs/34_presets.ipynb #c8447f94
+def build_networks(
+    settings:Settings, # resolved
+    dataset:torch.utils.data.Dataset # says resolution, channels and classes
+)->tuple[torch.nn.Module, torch.nn.Module]: # G, D
+    "The networks that the settings describe, for these data."
+    G, D = (Generator, Discriminator) if settings.networks == "stylegan2" else (StyleGANGenerator, StyleGANDiscriminator)
+    data = dict(c_dim=dataset.label_dim, img_resolution=dataset.resolution, img_channels=dataset.num_channels)
+    return G(**data, **settings.G_kwargs), D(**data, **settings.D_kwargs)
+
+# %% ../nbs/34_presets.ipynb #3db63d84
+def rebuild(
+    kwargs:dict # `init_kwargs` of a G or D of this package
+)->torch.nn.Module: # a new network with fresh weights
+    "The network that recorded arguments describe: StyleGAN's have a style or a blur, generators have a z_dim. Raises `UserError` where they do not fit."
+    if "style" in kwargs or "blur" in kwargs: return build_stylegan(kwargs)
+    return build_generator(kwargs) if "z_dim" in kwargs else build_discriminator(kwargs)

@@ -126,8 +126,9 @@ def mixed_ws(
 )->torch.Tensor: # [N, num_ws, w_dim]
     "Map latents to ws, with style mixing from a random layer on (StyleGAN, section 3.1)."
     ws = G.mapping(z, c, update_emas=update_emas)
-    if prob > 0 and ws.shape[1] > 1 and float(torch.rand(())) < prob:
-        cut = int(torch.randint(1, ws.shape[1], ()))
+    layers = getattr(G, "num_ws_active", ws.shape[1])                      # a growing network uses the first ones only
+    if prob > 0 and layers > 1 and float(torch.rand(())) < prob:
+        cut = int(torch.randint(1, layers, ()))
         other = G.mapping(torch.randn_like(z), c)
         ws = torch.cat([ws[:, :cut], other[:, cut:]], dim=1)
     return ws
