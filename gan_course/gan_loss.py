@@ -13,6 +13,7 @@ from fastcore.basics import patch
 
 from .augment import AdaController
 from .losses import d_logistic_fake, d_logistic_real, g_nonsaturating, path_length_penalty, path_lengths, r1_penalty
+from .precision import autocast_for
 from .training import Stats, TrainConfig, mixed_ws
 
 # %% ../nbs/29_gan_loss.ipynb #f2dcbff1
@@ -21,7 +22,7 @@ class GANLoss:
     def __init__(self,
         G:torch.nn.Module, # generator with `mapping`, `synthesis`, `z_dim`
         D:torch.nn.Module, # discriminator D(img, c)
-        cfg:TrainConfig, # weights, mixing, autocast
+        cfg:TrainConfig, # weights, mixing, precision
         stats:Stats, # collects scores and losses
         augment:torch.nn.Module|None=None, # applied to every picture that D sees; None: nothing
         ada:AdaController|None=None # is shown D's verdicts on real pictures
@@ -38,12 +39,13 @@ def score(self:GANLoss,
     "D's score of the augmented pictures."
     return self.D(img if self.augment is None else self.augment(img), c)
 
-# %% ../nbs/29_gan_loss.ipynb #e6e8b169
+# %% ../nbs/29_gan_loss.ipynb #ecfa873e
 @patch
-def half(self:GANLoss)->contextlib.AbstractContextManager: # around a forward pass
-    "Autocast as the settings say; nothing without."
-    if self.cfg.autocast is None: return contextlib.nullcontext()
-    return torch.autocast(self.pl_mean.device.type, getattr(torch, self.cfg.autocast))
+def half(self:GANLoss,
+    phase:str # Gmain or Dmain
+)->contextlib.AbstractContextManager: # around a forward pass
+    "Autocast as the policy says; nothing with the others."
+    return autocast_for(self.cfg.precision, self.pl_mean.device, phase)
 
 # %% ../nbs/29_gan_loss.ipynb #a8013870
 @patch
@@ -64,7 +66,7 @@ def Gmain(self:GANLoss,
     c:torch.Tensor # labels [n, c_dim]
 )->torch.Tensor: # [n, 1]
     "Non-saturating logistic loss of G."
-    with self.half(): logits = self.score(self.fake(len(real), c)[0], c).float()
+    with self.half("Gmain"): logits = self.score(self.fake(len(real), c)[0], c).float()
     loss = g_nonsaturating(logits)
     self.stats.add("Loss/scores/fake", logits)
     self.stats.add("Loss/signs/fake", logits.sign())
@@ -101,7 +103,7 @@ def Dmain(self:GANLoss,
     c:torch.Tensor # labels [n, c_dim]
 )->torch.Tensor: # [n, 1]
     "Logistic loss of D on generated and on real pictures; the average w is updated here, once an iteration."
-    with self.half():
+    with self.half("Dmain"):
         with torch.no_grad(): fake, _ = self.fake(len(real), c, update_emas=True)
         on_fake, on_real = self.score(fake, c).float(), self.score(real, c).float()
     loss = d_logistic_fake(on_fake) + d_logistic_real(on_real)

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'Precision', 'network_kwargs', 'half_resolutions', 'Fp32Islands', 'stays_fp32', 'require_precision',
-           'autocast_for', 'sanitize_gradients', 'check_gradients', 'describe', 'Finding', 'first_nonfinite', 'advice',
-           'FiniteGuard', 'r1_in_fp32', 'check_r1_scale', 'LayerRange', 'ranges', 'ranges_table', 'plot_ranges']
+           'autocast_for', 'sanitize_gradients', 'NonFiniteError', 'check_gradients', 'describe', 'Finding',
+           'first_nonfinite', 'advice', 'FiniteGuard', 'r1_in_fp32', 'check_r1_scale', 'LayerRange', 'ranges',
+           'ranges_table', 'plot_ranges']
 
 # %% ../nbs/22_precision.ipynb #d5b3da0a
 from collections.abc import Callable, Iterator
@@ -132,6 +133,10 @@ def sanitize_gradients(
         torch.nan_to_num(p.grad, nan=0, posinf=limit, neginf=-limit, out=p.grad)
     return torch.stack([n.to(changed[0].device) for n in changed]).sum() if changed else torch.tensor(0)
 
+# %% ../nbs/22_precision.ipynb #347ed104
+class NonFiniteError(UserError):
+    "Training has met a number that is none: a caller may stop or go back to a snapshot."
+
 # %% ../nbs/22_precision.ipynb #ce8f7a59
 def check_gradients(
     modules:dict, # name -> network, after the backward pass
@@ -142,7 +147,7 @@ def check_gradients(
     norm = nn.utils.get_total_norm([g for _, g in named])
     bad = None if norm.isfinite() else next(((n, g) for n, g in named if not g.isfinite().all()), None)
     if bad is None: return norm
-    raise UserError('the gradient of this parameter is not finite' + ('' if step is None else f' in step {step}'), value=describe(bad[1]), path=bad[0],
+    raise NonFiniteError('the gradient of this parameter is not finite' + ('' if step is None else f' in step {step}'), value=describe(bad[1]), path=bad[0],
                     fix='find the layer with FiniteGuard, or repair single cases with sanitize_gradients')
 
 # %% ../nbs/22_precision.ipynb #acc0dc8b
@@ -243,18 +248,18 @@ def explain(self:FiniteGuard,
     state:dict, # of the random generators before it, from `rng_state`
     where:str, # step and phase, for the message
 )->None:
-    "Repeat the step with its random numbers and raise `UserError` with the first bad tensor."
+    "Repeat the step with its random numbers and raise `NonFiniteError` with the first bad tensor."
     set_rng_state(state)
     again = []
     found = first_nonfinite(self.modules, lambda: again.append(closure()))
-    if found: raise UserError(f'{found.what} is not finite in {where}, layer call {found.call}; before it: {found.before}',
+    if found: raise NonFiniteError(f'{found.what} is not finite in {where}, layer call {found.call}; before it: {found.before}',
                               value=found.tensor, path=found.layer, fix=advice(found, self.modules)) from found
     losses = again[0] if isinstance(again[0], dict) else {'loss': again[0]}
     bad = [k for k, v in losses.items() if not v.isfinite().all()]
-    if bad: raise UserError(f'the loss is not finite in {where}, though every layer is', value=describe(losses[bad[0]]), path=bad[0],
+    if bad: raise NonFiniteError(f'the loss is not finite in {where}, though every layer is', value=describe(losses[bad[0]]), path=bad[0],
                             fix='look for a square root, logarithm or division at 0 in its formula')
     late = f' or in the {self.every - 1} before it' if self.every > 1 else ''
-    raise UserError(f'not finite in {where}{late}, but the repeat is finite', path=', '.join(self.modules),
+    raise NonFiniteError(f'not finite in {where}{late}, but the repeat is finite', path=', '.join(self.modules),
                     fix='clear old gradients with zero_grad before the step, let the closure use the same batch when repeated, and use every=1')
 
 # %% ../nbs/22_precision.ipynb #37cd6c04

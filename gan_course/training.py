@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TrainConfig', 'batch_rounds', 'Phase', 'make_phases', 'mixed_ws', 'ema_beta', 'update_ema', 'Stats', 'memory_fields',
-           'images_ahead', 'tick_line', 'check_finite', 'note_signals']
+           'grid_latents', 'images_ahead', 'tick_line', 'check_finite', 'note_signals']
 
 # %% ../nbs/28_training.ipynb #bff6bf27
 import contextlib
@@ -20,6 +20,7 @@ from fastcore.basics import patch
 
 from .core import Config, UserError, format_time
 from .losses import lazy_adam
+from .precision import PRECISIONS, NonFiniteError
 
 # %% ../nbs/28_training.ipynb #43ea505b
 @dataclass
@@ -45,7 +46,9 @@ class TrainConfig(Config):
     aug_p:float = 0.2 # strength with aug="fixed", first strength with aug="ada" (officially 0)
     aug_target:float = 0.6 # what ada steers the mean sign of D on real pictures to
     aug_kimg:float = 500 # thousands of images in which ada can go from 0 to 1
-    autocast:str|None = None # float16 or bfloat16: run the losses of the main phases under autocast; None: no
+    precision:str = "fp32" # a policy of `precision.PRECISIONS`; official, bf16 and fp32 are decided by how the networks are built
+    tf32:bool = False # let CUDA round float32 factors to 11 bits; officially not
+    guard_every:int = 1 # iterations between two looks for numbers that are none; more is faster, and names the step later
     on_nonfinite:str = "stop" # what a loss that is no number leads to: stop, or rollback to the last snapshot
     tick_kimg:float = 4.0 # thousands of images between two lines of the log
     image_ticks:int = 10 # ticks between two sample grids
@@ -82,9 +85,9 @@ def check(self:TrainConfig,
     least = {"kimg": 0, "g_lr": 0, "d_lr": 0, "tick_kimg": 0}
     for name, low in least.items():
         if not getattr(self, name) > low: raise UserError("must be above zero", value=getattr(self, name), path=name, fix=f"set {name} to a positive number")
-    for name in ("r1_interval", "pl_interval", "pl_shrink", "image_ticks", "snapshot_ticks", "keep", "grid"):
+    for name in ("r1_interval", "pl_interval", "pl_shrink", "image_ticks", "snapshot_ticks", "keep", "grid", "guard_every"):
         if getattr(self, name) is not None and getattr(self, name) < 1: raise UserError("must be 1 or more", value=getattr(self, name), path=name, fix=f"set {name} to 1 or more")
-    for name, allowed in {"aug": ("noaug", "fixed", "ada"), "on_nonfinite": ("stop", "rollback"), "autocast": (None, "float16", "bfloat16")}.items():
+    for name, allowed in {"aug": ("noaug", "fixed", "ada"), "on_nonfinite": ("stop", "rollback"), "precision": tuple(PRECISIONS)}.items():
         if getattr(self, name) not in allowed: raise UserError("not one of the choices", value=getattr(self, name), limit=", ".join(map(str, allowed)), path=name, fix=f"choose one of these for {name}")
     if not 0 <= self.aug_p <= 1: raise UserError("is a probability", value=self.aug_p, limit="0 to 1", path="aug_p", fix="set aug_p between 0 and 1")
     if len(dataset) < 1: raise UserError("the data set is empty", path="dataset", fix="give at least one picture")
@@ -189,6 +192,19 @@ def memory_fields(
     if cuda: torch.cuda.reset_peak_memory_stats(device)
     return {k: v / 2**30 for k, v in out.items()}
 
+# %% ../nbs/28_training.ipynb #ac8f3c69
+def grid_latents(
+    z_dim:int, # length of a latent
+    dataset:torch.utils.data.Dataset, # labels come from items spread over it
+    n:int, # number of pictures
+    seed:int, # the same seed gives the same grid in every run
+    device:torch.device # where to put them
+)->tuple[torch.Tensor, torch.Tensor]: # z [n, z_dim], c [n, c_dim]
+    "The latents and labels of the sample grid, fixed for the whole run."
+    z = torch.randn(n, z_dim, generator=torch.Generator().manual_seed(seed))
+    c = torch.stack([torch.as_tensor(dataset[i * len(dataset) // n][1]) for i in range(n)])
+    return z.to(device), c.to(device)
+
 # %% ../nbs/28_training.ipynb #e6520ccb
 def images_ahead(
     nimg:int, # images shown so far
@@ -218,10 +234,10 @@ def check_finite(
     fields:dict, # as `Trainer.tick_fields` gave them
     run_dir:str|Path # where the last snapshot is
 )->None:
-    "Raise `UserError` that names the first statistic that is not a finite number."
+    "Raise `NonFiniteError` that names the first statistic that is not a finite number."
     for name, value in fields.items():
         if not math.isfinite(value["mean"]):
-            raise UserError("training has diverged", value=f"{name} = {value['mean']}", limit="finite numbers", path=run_dir,
+            raise NonFiniteError("training has diverged", value=f"{name} = {value['mean']}", limit="finite numbers", path=run_dir,
                             fix="go on from the last snapshot with a lower learning rate or a higher r1_gamma")
 
 # %% ../nbs/28_training.ipynb #8a66c402
