@@ -14,6 +14,7 @@ import torch
 
 from .core import Config, UserError, check_choice
 from .layers import Discriminator, build_discriminator
+from .precision import network_kwargs as precision_kwargs
 from .stylegan import StyleGANDiscriminator, StyleGANGenerator, build_stylegan
 from .stylegan2 import Generator, build_generator
 from .training import TrainConfig
@@ -40,15 +41,13 @@ class Preset(Config):
     ema_kimg:float = 10.0 # half-life of G's average, thousands of images
     ema_rampup:float|None = None # half-life at most this share of the images so far
     kimg:float = 25000 # thousands of images
-    num_fp16_res:int = 4 # highest resolutions in half precision
-    conv_clamp:int|None = 256 # bound of activations; None: none
+    precision:str = "official" # a policy of `precision.PRECISIONS`
 
 # %% ../nbs/34_presets.ipynb #c3a734af
 def paper_configs()->dict[str, Preset]: # config-a … config-f
     "The steps from StyleGAN to StyleGAN2 (Karras et al. 2020, Table 1), as the TensorFlow code sets them."
-    fp32 = dict(num_fp16_res=0, conv_clamp=None)
-    growing = dict(channel_base=16384, growing=True, lr=None, batch=None, pl_weight=0.0, **fp32)
-    fixed = dict(batch=32, batch_gpu=4, lr=0.002, **fp32)
+    growing = dict(channel_base=16384, growing=True, lr=None, batch=None, pl_weight=0.0, precision="fp32")
+    fixed = dict(batch=32, batch_gpu=4, lr=0.002, precision="fp32")
     return {
         "config-a": Preset("StyleGAN: AdaIN, blur, growing", networks="adain", lazy=False, **growing),
         "config-b": Preset("a + weight demodulation", networks="modulated", lazy=False, **growing),
@@ -126,7 +125,7 @@ def network_kwargs(
     G = dict(z_dim=512, w_dim=512, mapping_kwargs=dict(num_layers=row.map_depth), **width)
     if row.networks != "stylegan2":
         return {**G, "style": row.networks}, {**width, "blur": "a" if row.networks == "adain" else "b-d", "mbstd_group_size": row.mbstd_group}
-    half = dict(num_fp16_res=row.num_fp16_res, conv_clamp=row.conv_clamp)
+    half = precision_kwargs(row.precision)
     return {**G, **half}, {**width, **half, "architecture": row.d_architecture, "epilogue_kwargs": dict(mbstd_group_size=row.mbstd_group)}
 
 # %% ../nbs/34_presets.ipynb #15807acd
@@ -137,7 +136,7 @@ def train_config(
     "The training settings that a row decides. With growing, rates and batch are those of the schedule (0.001 and 32 at its base)."
     return TrainConfig(kimg=row.kimg, batch=row.batch or 32, batch_gpu=row.batch_gpu or ((row.batch or 32) // gpus if gpus > 1 else None), g_lr=row.lr or 0.001, d_lr=row.lr or 0.001,
                        r1_gamma=row.gamma, r1_interval=16 if row.lazy else None, pl_weight=row.pl_weight, pl_interval=4 if row.lazy else None,
-                       mixing_prob=row.mixing_prob, ema_kimg=row.ema_kimg, ema_rampup=row.ema_rampup, growing=row.growing)
+                       mixing_prob=row.mixing_prob, ema_kimg=row.ema_kimg, ema_rampup=row.ema_rampup, growing=row.growing, precision=row.precision)
 
 # %% ../nbs/34_presets.ipynb #53367e7f
 def resolve(
@@ -145,7 +144,6 @@ def resolve(
     resolution:int, # px of the data
     gpus:int=1, # devices
     scale_lr:bool=False, # multiply the learning rates by the root of batch / batch of the preset
-    fp32:bool=False, # no half precision anywhere
     row:dict|None=None, # fields of `Preset` to replace, for example channel_base or map_depth
     train:dict|None=None # fields of `TrainConfig` to replace
 )->Settings: # complete
@@ -153,7 +151,9 @@ def resolve(
     base = find_preset(name, resolution, gpus)
     for key in row or {}: check_choice(key, [f.name for f in fields(Preset)], "row")
     for key in train or {}: check_choice(key, [f.name for f in fields(TrainConfig)], "train")
-    chosen = replace(base, **(row or {}), **(dict(num_fp16_res=0, conv_clamp=None) if fp32 else {}))
+    chosen = replace(base, **(row or {}))
+    if chosen.networks != "stylegan2" and chosen.precision != "fp32":
+        raise UserError(f"the networks of {name} run in float32 only", value=chosen.precision, limit="fp32", path="precision", fix="leave it out, or take config-e, config-f or a PyTorch preset")
     cfg = replace(train_config(chosen, gpus), **(train or {}))
     if cfg.growing and (set(train or {}) & {"batch", "batch_gpu", "g_lr", "d_lr", "tick_kimg"}):
         raise UserError(f"{name} decides this by resolution while it grows", value=", ".join(sorted(set(train) & {"batch", "batch_gpu", "g_lr", "d_lr", "tick_kimg"})),
