@@ -14,7 +14,7 @@ import torch
 
 from .checkpoint import latest_checkpoint, load_checkpoint, load_state
 from .core import UserError, check_choice, choose_device
-from .stylegan2 import build_generator
+from .presets import rebuild
 
 # %% ../nbs/43_generate.ipynb #959b6898
 def parse_seeds(
@@ -58,7 +58,7 @@ def load_generator(
     state, meta = load_checkpoint(path)
     if "G_ema" not in state or "G_kwargs" not in meta:
         raise UserError("this file is no snapshot of a GAN", path=path, fix="give a network-snapshot-*.pt or its run folder")
-    G = build_generator(meta["G_kwargs"])
+    G = rebuild(meta["G_kwargs"])
     load_state(G, state["G_ema"], name=f"{path}: G_ema")
     return G.to(choose_device(str(device))).eval().requires_grad_(False), meta
 
