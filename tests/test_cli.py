@@ -14,7 +14,7 @@ from PIL import Image
 from gan_course import cli, core
 from gan_course.checkpoint import latest_checkpoint, load_checkpoint
 
-SMALL = dict(batch=8, cbase=128, cmax=8, map_depth=2, tick=0.008, device="cpu")
+SMALL = dict(batch=8, cbase=128, cmax=8, map_depth=2, tick=0.008, device="cpu", aug="noaug")
 
 
 def picture(path, size=(16, 16), mode="RGB", seed=0):
@@ -40,7 +40,7 @@ def run(pics, tmp_path):
 def refused(capsys, code, *parts, call, **kwargs):
     "The command must end with `code` and one message on stderr, without a traceback, that holds every part."
     capsys.readouterr()                                               # what a fixture printed, progress bars for one
-    with pytest.raises(SystemExit) as stop: call(**kwargs)
+    with pytest.raises(SystemExit) as stop, cli.clear_errors(): call(**kwargs)
     err = capsys.readouterr().err
     assert stop.value.code == code
     assert err.startswith("error: ") and err.count("error: ") == 1 and "Traceback" not in err and "Next: " in err, err
