@@ -26,6 +26,7 @@ from .generate import find_snapshot, generate_images, load_generator, parse_seed
 from .images import DecodePolicy, image_grid, save_image
 from .pack import audit, pack
 from .report import write_report
+from .dashboard import tensorboard_log
 from .dryrun import dry_run_text
 from .presets import Settings
 from .train_run import check_options, networks_for, open_dataset, start_from, train_settings
@@ -210,7 +211,8 @@ def gan_train(
         if fine_tune: print(*start_from(trainer, fine_tune), sep="\n")
         if snapshot: trainer.resume(snapshot)
         if dry_run: return print(dry_run_text(settings, trainer, outdir))
-        print(*settings.notes, sep="\n", end="")
+        for note in settings.notes: print(note)
+        trainer.on_tick += filter(None, [tensorboard_log(run_dir)])
         trainer.fit()
     print(f"Report: {write_report(run_dir, title=f'gan_train on {dataset.name}')}")
 

@@ -57,7 +57,6 @@ class TrainConfig(Config):
     grid:int = 36 # pictures in a sample grid
     seed:int = 0 # of everything random
     workers:int = 0 # processes that load pictures
-    tensorboard:bool = True # write event files when TensorBoard is installed
     max_seconds:float|None = None # stop after this wall time, whatever `kimg` says
 
 # %% ../nbs/28_training.ipynb #6e490ada
