@@ -43,7 +43,7 @@ class TrainConfig(Config):
     growing:bool = False # progressive growing: resolution, batch, rates and tick length by schedule
     aug:str = "noaug" # augmentation of what D sees: noaug, fixed or ada
     augpipe:str = "bgc" # which transforms, as `augment.AUGPIPES` names them
-    aug_p:float = 0.2 # strength with aug="fixed", first strength with aug="ada" (officially 0)
+    aug_p:float = 0.0 # strength with aug="fixed"; with aug="ada" the strength at the start
     aug_target:float = 0.6 # what ada steers the mean sign of D on real pictures to
     aug_kimg:float = 500 # thousands of images in which ada can go from 0 to 1
     precision:str = "fp32" # a policy of `precision.PRECISIONS`; official, bf16 and fp32 are decided by how the networks are built
