@@ -5,12 +5,10 @@ What counts as equal is every tensor and number that decides how training goes o
 import importlib.util
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from gan_course.checkpoint import DamagedCheckpoint, latest_checkpoint, list_che
 from gan_course.losses import lazy_adam
 
 JOB = textwrap.dedent('''
-    """Used by the test process and, as a script, by new processes: resume DIGESTS FOLDER | train FOLDER WORKERS | killed FOLDER."""
+    """Used by the test process and, as a script, by new processes: resume OUT FOLDER | children OUT FOLDER."""
     import hashlib
     import json
     import os
@@ -123,31 +121,46 @@ JOB = textwrap.dedent('''
 
     def train(folder, workers):
         "Until a signal comes."
-        t = make("plain", folder, kimg=1000, tick_kimg=0.016, image_ticks=1000, snapshot_ticks=1000, workers=int(workers))
+        t = make("plain", folder, kimg=4, tick_kimg=0.016, image_ticks=1000, snapshot_ticks=1000, workers=workers)
         t.on_tick.append(lambda t, fields: print("tick", t.tick, flush=True))
         t.fit(progress=False)
 
 
+    def signalled(folder, name, wait, workers=0):
+        "A training process, with its loaders if it has any, gets a signal some time after its second tick; its exit status."
+        out, err = (Path(f"{folder}.{end}") for end in ("out", "err"))
+        for path in (out, err): path.write_text("")
+        pid = os.fork()
+        if pid == 0:
+            for path, fd in ((out, 1), (err, 2)): os.dup2(os.open(path, os.O_WRONLY), fd)
+            os.setsid()
+            train(folder, workers)                               # its exception ends this process
+        while "tick 2" not in out.read_text() and not err.read_text(): time.sleep(0.01)
+        time.sleep(wait)
+        os.killpg(pid, getattr(signal, name))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
     def killed(folder):
-        "Three children save again and again; each is killed at a random moment."
-        folder, rng, last, cut = Path(folder), random.Random(int(time.time() * 1000)), 0, 0
+        "Three children save again and again; each is killed at a random moment. The last snapshot, and how many saves were cut off."
+        rng, last, cut = random.Random(), 0, 0
         t = iterate(make("plain", folder, keep=2), 1)
         for kill in range(3):
             r, w = os.pipe()
             pid = os.fork()
             if pid == 0:
-                for k in range(last + 1, 10 ** 6):
+                for k in range(last + 1, last + 1000):
                     t.nimg = 1000 * k
                     for p in t.G.parameters(): p.data.fill_(k)
                     t.save()
                     os.write(w, b"%d\\n" % k)
             os.close(w)
             told = os.fdopen(r)
-            told.readline()                                                                        # one is saved
+            said = [int(told.readline())]                        # one is saved
             time.sleep(rng.uniform(0, 0.2))
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            said = [last + 1] + [int(line) for line in told]
+            said += [int(line) for line in told]
             cut += any(folder.glob(".*.tmp"))
             snapshot = latest_checkpoint(folder, quarantine=False)
             again = make("plain", folder / "again", build_seed=99).resume(snapshot)
@@ -155,7 +168,16 @@ JOB = textwrap.dedent('''
             assert last in (said[-1], said[-1] + 1), (last, said)                                  # none that was told is lost
             assert all((p == last).all() for p in again.G.parameters()), "a mixture of two snapshots"
             assert snapshot.name == f"network-snapshot-{last:06d}.pt" and not list(folder.glob("*.bad"))
-        print(last, cut)
+        return last, cut
+
+
+    def children(out, folder):
+        "Processes that are told to stop, and some that are not asked."
+        folder, found = Path(folder), {"waits": {name: random.uniform(0, 0.3) for name in ("SIGTERM", "SIGINT", "SIGTERM with loaders")}}
+        make("plain", folder / "first")                          # what is imported on first use is imported once
+        for name, wait in found["waits"].items(): found[name] = signalled(folder / name, name.split()[0], wait, 2 if "loaders" in name else 0)
+        found["killed"] = killed(folder / "killed")
+        Path(out).write_text(json.dumps(found))
 
 
     if __name__ == "__main__": globals()[sys.argv[1]](*sys.argv[2:])
@@ -187,7 +209,7 @@ def start(script, *args, **kw):
 
 
 def finish(process):
-    try: return process.communicate(timeout=60)
+    try: return process.communicate(timeout=120)
     finally: process.kill()
 
 
@@ -271,38 +293,39 @@ def test_each_part_of_the_state_is_needed(runs, job, tmp_path, left_out):
     assert wrong == {"G_ema", "all"} if left_out == "G_ema" else {"G", "D", "G_ema"} <= wrong, wrong
 
 
-@posix
-def test_killed_while_saving_the_latest_snapshot_is_whole(script, tmp_path):
-    process = start(script, "killed", tmp_path / "run")
-    out, errors = finish(process)
+@pytest.fixture(scope="module")
+def children(script, tmp_path_factory):
+    "What became of the processes that got signals, and their folder."
+    folder = tmp_path_factory.mktemp("children")
+    process = start(script, "children", folder / "found.json", folder)
+    _, errors = finish(process)
     assert process.returncode == 0, errors
-    last, cut = map(int, out.split())
-    print(f"{last} snapshots, {cut} of 3 kills left a half-written file aside")
-    assert last >= 3 and not [p for p in (tmp_path / "run").iterdir() if p.suffix == ".bad"]
+    return json.loads((folder / "found.json").read_text()), folder
 
 
 @posix
-def test_signals_save_stop_and_go_on_exactly(script, job, tmp_path):
-    waits = {"SIGTERM": random.uniform(0, 0.3), "SIGINT": random.uniform(0, 0.3)}
-    print("moments after the second tick:", waits)
-    processes = {name: start(script, "train", tmp_path / name, 0) for name in waits}
-    for name, process in processes.items():
-        while (line := process.stdout.readline()) and line != "tick 2\n": pass
-        time.sleep(waits[name])
-        process.send_signal(getattr(signal, name))
-    for name, status, words in (("SIGTERM", 143, ""), ("SIGINT", -signal.SIGINT, "KeyboardInterrupt")):
-        out, errors = finish(processes[name])
-        snapshot = latest_checkpoint(tmp_path / name)
-        assert processes[name].returncode == status and words in errors, errors
-        assert f"stopped by {name}; saved {snapshot}" in out
-        if name == "SIGTERM": assert errors == ""
-        t = job.make("plain", tmp_path / f"{name} again", build_seed=99).resume(snapshot)
-        total = t.iteration + 3
-        assert total > 10 and t.nimg == 4 * t.iteration
-        resumed = job.everything(job.iterate(t, 3), leave_out=["tick"])                       # only fit counts ticks
-        straight = job.everything(job.iterate(job.make("plain", tmp_path / f"{name} straight"), total), leave_out=["tick"])
-        print(f"{name} after {total - 3} iterations: straight {straight['all']}, resumed {resumed['all']}")
-        assert differ(straight, resumed) == []
+def test_killed_while_saving_the_latest_snapshot_is_whole(children):
+    last, cut = children[0]["killed"]
+    print(f"{last} snapshots, {cut} of 3 kills left a half-written file aside")
+    assert last >= 3
+
+
+@posix
+@pytest.mark.parametrize("name, status, words", [("SIGTERM", 143, ""), ("SIGINT", -signal.SIGINT, "KeyboardInterrupt\n"),
+    pytest.param("SIGTERM with loaders", 143, "", marks=pytest.mark.xfail(strict=True, reason="SIGTERM to the whole group (Slurm, systemd) ends the loader processes, and PyTorch's SIGCHLD handler then breaks the iteration off: no snapshot"))])
+def test_signals_save_stop_and_go_on_exactly(children, job, tmp_path, name, status, words):
+    found, folder = children
+    snapshot, errors = latest_checkpoint(folder / name), (folder / f"{name}.err").read_text()
+    assert found[name] == status, errors
+    assert errors.endswith(words) and bool(errors) == bool(words), errors
+    assert f"stopped by {name.split()[0]}; saved {snapshot}" in (folder / f"{name}.out").read_text()
+    t = job.make("plain", tmp_path / "again", build_seed=99).resume(snapshot)
+    done = t.iteration
+    assert done >= 8 and t.nimg == 4 * done
+    resumed = job.everything(job.iterate(t, 3), leave_out=["tick"])                           # only fit counts ticks
+    straight = job.everything(job.iterate(job.make("plain", tmp_path / "straight"), done + 3), leave_out=["tick"])
+    print(f"{name} {found['waits'][name]:.2f} s after tick 2, after {done} iterations: straight {straight['all']}, resumed {resumed['all']}")
+    assert differ(straight, resumed) == []
 
 
 def test_a_truncated_snapshot_falls_back_to_the_one_before(job, tmp_path):
