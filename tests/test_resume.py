@@ -44,7 +44,7 @@ JOB = textwrap.dedent('''
     GROWING = dict(growing=True, pl_weight=0, g_lr=0.001, d_lr=0.001, batch=8)
     CASES = {                                                    # settings, iterations before the snapshot, iterations after it
         "plain": ({}, 3, 3),
-        "ada": (dict(aug="ada", aug_kimg=0.1), 3, 3),
+        "ada": (dict(aug="ada", aug_kimg=0.1, aug_p=0.2), 3, 3),
         "labels": ({}, 3, 3),
         "accumulation": (dict(batch=8, batch_gpu=2), 3, 3),
         "workers": (dict(workers=2), 3, 3),
