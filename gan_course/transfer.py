@@ -18,9 +18,8 @@ from safetensors.torch import load as load_tensors, save as save_tensors
 
 from .checkpoint import load_checkpoint, load_state
 from .core import UserError, atomic_write, check_choice, choose_device, load_json, save_json
-from .layers import build_discriminator
 from .official import network_kind
-from .stylegan2 import build_generator
+from .presets import rebuild
 
 # %% ../nbs/36_transfer.ipynb #9c3fe970
 def _paths(path):
@@ -57,7 +56,8 @@ def export_safetensors(
     data, (path, info) = save_tensors(tensors, metadata={'format': 'pt'}), _paths(dest)
     path.parent.mkdir(parents=True, exist_ok=True)
     types = sorted({str(t.dtype)[6:] for t in tensors.values()})
-    record = dict(format=1, kind=network_kind(tensors), which=which, init_kwargs=kwargs, dataset=meta.get('dataset'), kimg=meta.get('kimg'), dtype=', '.join(types), sha256=hashlib.sha256(data).hexdigest())
+    kind = 'stylegan.Generator' if 'style' in kwargs else 'stylegan.Discriminator' if 'blur' in kwargs else network_kind(tensors)
+    record = dict(format=1, kind=kind, which=which, init_kwargs=kwargs, dataset=meta.get('dataset'), kimg=meta.get('kimg'), dtype=', '.join(types), sha256=hashlib.sha256(data).hexdigest())
     return atomic_write(path, data), save_json(info, record)
 
 # %% ../nbs/36_transfer.ipynb #193006fc
@@ -68,16 +68,16 @@ def load_safetensors(
     "Build a network from an export. Raises `UserError` when a file is missing, damaged, or belongs to another."
     tensors, info = _paths(path)
     record = load_json(info)
-    builders = {'stylegan2.Generator': build_generator, 'layers.Discriminator': build_discriminator}
+    kinds = ['stylegan2.Generator', 'layers.Discriminator', 'stylegan.Generator', 'stylegan.Discriminator']
     if not isinstance(record, dict) or not {'kind', 'init_kwargs', 'sha256'} <= set(record): raise UserError('describes no network', limit='kind, init_kwargs and sha256', path=info, fix='give a file that export_safetensors wrote')
-    check_choice(record['kind'], list(builders), f'{info}: kind')
+    check_choice(record['kind'], kinds, f'{info}: kind')
     try: data = tensors.read_bytes()
     except OSError as e: raise UserError(f'cannot be read: {e.strerror}', path=tensors, fix='keep the .safetensors file beside its .json file') from e
     found = hashlib.sha256(data).hexdigest()
     if found != record['sha256']: raise UserError('is damaged, or belongs to another .json file', value=f'sha256 {found[:16]}…', limit=f"{record['sha256'][:16]}…", path=tensors, fix='copy both files again')
     try: state = load_tensors(data)
     except SafetensorError as e: raise UserError(f'is no safetensors file: {e}', path=tensors, fix='export it again') from e
-    net = load_state(builders[record['kind']](record['init_kwargs']), state, name=str(tensors))
+    net = load_state(rebuild(record['init_kwargs']), state, name=str(tensors))
     return net.to(choose_device(str(device))).eval().requires_grad_(False)
 
 # %% ../nbs/36_transfer.ipynb #31724904

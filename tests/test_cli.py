@@ -111,6 +111,18 @@ def test_every_mode_packs_to_rgb(mode, tmp_path):
         if mode == "I;16": assert np.abs(np.asarray(inside)[..., 0].astype(int).ravel() - np.arange(256)).max() <= 1
 
 
+def test_skipping_is_a_choice_and_is_said(capsys, pics, tmp_path):
+    (pics / "8.png").write_text("no picture")
+    cli.gan_pack(str(pics), str(tmp_path / "p.zip"), 16, on_error="skip")
+    out = capsys.readouterr().out
+    assert "8 pictures" in out and "skipped 8.png: " in out
+
+def test_audit_before_packing_lets_sizes_differ(capsys, pics):
+    picture(pics / "7.png", size=(40, 32))
+    with pytest.raises(SystemExit): cli.gan_audit(str(pics))
+    cli.gan_audit(str(pics), any_size=True)
+
+
 # ---- bad settings and files
 
 def test_batch_not_divisible(capsys, pics, tmp_path):

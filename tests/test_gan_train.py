@@ -153,3 +153,11 @@ def test_settings_survive_json(pics):
     s = presets.resolve("auto", 16)
     assert presets.Settings(**{**s.to_dict(), "train": s.train}) == s
     assert train_run.given(a=None, b=1) == {"b": 1}
+
+@pytest.mark.parametrize("cfg", ["config-a", "stylegan2"])
+def test_export_and_generate(cfg, pics, tmp_path):
+    kw = dict(batch=None, tick=None, kimg=0.2) if cfg == "config-a" else {}
+    run = train(pics, tmp_path / "runs", cfg=cfg, aug="noaug", **kw)
+    cli.gan_export(str(run), str(tmp_path / "small"), dtype="float16")
+    cli.gan_generate(str(tmp_path / "small.safetensors"), seeds="0-1", outdir=str(tmp_path / "out"), device="cpu")
+    assert (tmp_path / "out" / "grid.png").exists()
