@@ -1,0 +1,49 @@
+"""What every record holds: when, on what, with which code, by which command."""
+import datetime
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from gan_course.core import save_json
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "benchmarks" / "records"
+
+
+def commit():
+    "The commit that was measured; GAN_COURSE_COMMIT where the copy has no git history."
+    if os.environ.get("GAN_COURSE_COMMIT"):
+        return os.environ["GAN_COURSE_COMMIT"]
+    run = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit("the commit is unknown here. Next: set GAN_COURSE_COMMIT to it")
+    dirty = subprocess.run(["git", "status", "--porcelain", "gan_course"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return run.stdout.strip() + ("+changes" if dirty else "")
+
+
+def code_digest(modules):
+    "SHA-256 over the exported modules that a record depends on: a record is stale when it changes."
+    h = hashlib.sha256()
+    for name in sorted(modules):
+        lines = (ROOT / "gan_course" / f"{name}.py").read_text(encoding="utf-8").splitlines()
+        h.update("\n".join(line for line in lines if not line.startswith("# %%")).encode())
+    return h.hexdigest()[:16]
+
+
+def provenance(modules):
+    "Date, device, versions, commit, command and the digest of the code measured."
+    cuda = torch.cuda.is_available()
+    return {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads, {platform.machine()}",
+            "torch": torch.__version__, "commit": commit(), "command": " ".join(["python", *sys.argv]),
+            "modules": sorted(modules), "code_digest": code_digest(modules)}
+
+
+def write_record(name, modules, result, folder=None):
+    "Write NAME.json into the folder of records, or another."
+    return save_json(Path(folder or RECORDS) / f"{name}.json", {**provenance(modules), **result})

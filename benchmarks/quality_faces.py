@@ -1,0 +1,65 @@
+"""Train StyleGAN2 on the drawn faces for a given time; keep the curves, the grid, the settings, and the generator as safetensors.
+
+    python benchmarks/quality_faces.py --resolution 64 --minutes 10 --out FOLDER
+    GAN_COURSE_COMMIT=... where the copy has no git history
+
+FOLDER receives quality_facesN.json (the record), quality_facesN.png (samples above, drawn faces below), and facesN.safetensors with its .json.
+"""
+import json
+from pathlib import Path
+
+import torch
+from common import write_record
+from fastcore.script import call_parse
+
+from gan_course.core import choose_device
+from gan_course.faces import FacesDataset
+from gan_course.gan_trainer import Trainer
+from gan_course.images import image_grid, save_image, to_float
+from gan_course.presets import build_networks, resolve
+from gan_course.transfer import export_safetensors
+
+MODULES = ["gan_loss", "gan_trainer", "layers", "losses", "networks", "ops", "presets", "stylegan2", "training"]
+CURVES = ["Loss/G/loss", "Loss/D/loss", "Loss/scores/real", "Loss/scores/fake", "Loss/r1_penalty", "Timing/sec_per_kimg"]
+
+
+def curves(run_dir):
+    "name -> [[kimg, mean], ...] of every tick."
+    ticks = [json.loads(line) for line in (run_dir / "stats.jsonl").read_text().splitlines()]
+    return {n: [[t["Progress/kimg"]["mean"], round(t[n]["mean"], 5)] for t in ticks if n in t] for n in CURVES}
+
+
+@call_parse
+def main(
+    out:str, # folder for what is kept
+    resolution:int=64, # px
+    minutes:float=10, # wall time of training
+    batch:int=64, # images in one step
+    lr:float=0.003, # learning rate of both
+    gamma:float=1.0, # weight of R1
+    cbase:int=4096, # channels times resolution
+    cmax:int=256, # most channels
+    z_dim:int=128, # length of z and w
+    architecture:str="", # orig, skip or resnet for both; empty: as published
+    precision:str="fp32", # a policy
+    name:str="", # added to the names of the files
+    device:str="auto" # where to train
+):
+    "Train, and write the record."
+    row = dict(channel_base=cbase, channel_max=cmax, map_depth=2, precision=precision, mixing_prob=0.5, pl_weight=0.0)
+    train = dict(batch=batch, g_lr=lr, d_lr=lr, r1_gamma=gamma, kimg=1e6, max_seconds=minutes * 60, ema_kimg=20.0, ema_rampup=0.05, tick_kimg=16, snapshot_ticks=1000, image_ticks=8)
+    settings = resolve("auto", resolution, row=row, train=train)
+    settings.G_kwargs.update(z_dim=z_dim, w_dim=z_dim, use_noise=False)
+    if architecture:
+        settings.G_kwargs["architecture"] = settings.D_kwargs["architecture"] = architecture
+    faces = FacesDataset(10000, resolution=resolution)
+    torch.manual_seed(0)
+    out, stem = Path(out), f"quality_faces{resolution}{name}"
+    trainer = Trainer(*build_networks(settings, faces), faces, settings.train, out / "run", choose_device(device))
+    snapshot = trainer.fit(progress=False)
+    real = to_float(torch.stack([faces[i * 277][0] for i in range(len(trainer.grid_z))]))
+    save_image(out / f"{stem}.png", image_grid(torch.cat([trainer.sample_grid(), real]), cols=12))
+    export_safetensors(snapshot, out / f"faces{resolution}{name}", dtype="float16")
+    write_record(stem, MODULES, {"resolution": resolution, "kimg": trainer.nimg / 1000, "seconds": round(trainer.seconds, 1),
+                                 "settings": settings.to_dict(), "curves": curves(out / "run")}, out)
+    print(stem, f"{trainer.nimg / 1000:.0f} kimg in {trainer.seconds:.0f} s, {trainer.seconds * 1000 / trainer.nimg:.2f} s per kimg", flush=True)
