@@ -44,7 +44,7 @@ def symptoms(
         found["D runs away"] = f"D scores real pictures {real:.1f} and generated ones {fake:.1f} (gap above {limits.gap:g}). Next: a larger --gamma, or lower --glr and --dlr"
     if signs is not None and signs > limits.signs_real:
         found["D knows the data by heart"] = (f"{(signs + 1) / 2:.0%} of the real pictures score above 0 (limit {(limits.signs_real + 1) / 2:.0%}). "
-                                              "Next: --aug ada, more pictures, or --mirror")
+                                              "Next: " + ("more pictures, --mirror, or a lower --target" if "Progress/augment" in fields else "--aug ada, more pictures, or --mirror"))
     if spread is not None and spread < limits.diversity:
         found["samples repeat"] = f"two samples differ by {spread:.0%} of what two real pictures do (limit {limits.diversity:.0%}). Next: an earlier snapshot with a larger --gamma, or more pictures"
     return found

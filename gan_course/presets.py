@@ -28,7 +28,7 @@ class Preset(Config):
     channel_base:int = 32768 # channels times resolution
     channel_max:int = 512 # most channels of a layer
     map_depth:int = 8 # layers of the mapping network
-    d_architecture:str = "resnet" # of StyleGAN2's discriminator
+    d_architecture:str = "resnet" # resnet, skip, orig, or growing (configurations a to d)
     growing:bool = False # start at 8 px and grow
     lazy:bool = True # regularise every 16th (D) and 4th (G) iteration, else in every one
     pl_weight:float = 2.0 # path length; 0: none
@@ -46,7 +46,7 @@ class Preset(Config):
 # %% ../nbs/34_presets.ipynb #c3a734af
 def paper_configs()->dict[str, Preset]: # config-a … config-f
     "The steps from StyleGAN to StyleGAN2 (Karras et al. 2020, Table 1), as the TensorFlow code sets them."
-    growing = dict(channel_base=16384, growing=True, lr=None, batch=None, pl_weight=0.0, precision="fp32")
+    growing = dict(channel_base=16384, growing=True, lr=None, batch=None, pl_weight=0.0, precision="fp32", d_architecture="growing")
     fixed = dict(batch=32, batch_gpu=4, lr=0.002, precision="fp32")
     return {
         "config-a": Preset("StyleGAN: AdaIN, blur, growing", networks="adain", lazy=False, **growing),
