@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ENTRY', 'MARK', 'HEX', 'TRAILER', 'cpu_state', 'checkpoint_bytes', 'save_checkpoint', 'DamagedCheckpoint',
            'verify_checkpoint', 'load_checkpoint', 'read_meta', 'snapshot_name', 'list_checkpoints',
-           'latest_checkpoint', 'prune_checkpoints', 'compare_state', 'load_state']
+           'latest_checkpoint', 'prune_checkpoints', 'compare_state', 'check_state', 'load_state', 'check_optimizer']
 
 # %% ../nbs/24_checkpoint.ipynb #0e7c6c71
 import hashlib
@@ -198,18 +198,19 @@ def read_meta(
 
 # %% ../nbs/24_checkpoint.ipynb #ce900fd8
 def snapshot_name(
-    kimg:int, # thousands of real images seen, at least 0
+    kimg:float, # thousands of real images seen, at least 0
 )->str: # file name: network-snapshot-000012.pt
-    """Name of a snapshot after `kimg` thousand images."""
-    return f'network-snapshot-{int(kimg):06d}.pt'
+    """Name of a snapshot: the official one after whole thousands of images, else with the images beyond them (000012_384), so that no two moments share a file."""
+    whole, rest = divmod(round(kimg * 1000), 1000)
+    return f'network-snapshot-{whole:06d}' + (f'_{rest:03d}' if rest else '') + '.pt'
 
 # %% ../nbs/24_checkpoint.ipynb #cb67c7c3
 def list_checkpoints(
     folder:Path|str, # a run folder; a missing one counts as empty
 )->list: # [(kimg, Path)] of all snapshots by name, newest first; not verified
-    """Snapshots of a run folder, by the number in the name."""
-    found = [(re.fullmatch(r'network-snapshot-(\d+)\.pt', p.name), p) for p in Path(folder).glob('network-snapshot-*.pt')]
-    return sorted(((int(m[1]), p) for m, p in found if m), reverse=True)
+    """Snapshots of a run folder, by the numbers in the name."""
+    found = [(re.fullmatch(r'network-snapshot-(\d+)(?:_(\d{3}))?\.pt', p.name), p) for p in Path(folder).glob('network-snapshot-*.pt')]
+    return sorted(((int(m[1]) + int(m[2] or 0) / 1000, p) for m, p in found if m), reverse=True)
 
 # %% ../nbs/24_checkpoint.ipynb #fc3b5563
 def _set_aside(path, why):
@@ -274,13 +275,13 @@ def compare_state(
              ('shape', [k for k in own if k in state and shape(own, k) != shape(state, k)])]
     return [(what, k, shape(own, k), shape(state, k)) for what, keys in kinds for k in keys]
 
-# %% ../nbs/24_checkpoint.ipynb #8547fca8
-def load_state(
-    module:torch.nn.Module, # changed in place, all or nothing
+# %% ../nbs/24_checkpoint.ipynb #569ac56a
+def check_state(
+    module:torch.nn.Module, # the module that shall get the state; not changed
     state:dict, # from a checkpoint
     name:str='module', # how errors name it: G, D, G_ema
-)->torch.nn.Module: # module
-    """Strict load_state_dict. Raises UserError with a table of missing, unexpected and wrongly shaped entries; then nothing was loaded."""
+)->None:
+    """Raise UserError with a table of missing, unexpected and wrongly shaped entries, if there are any."""
     if not isinstance(state, dict): raise UserError('no state to load', value=type(state).__name__, limit='a dict of tensors', path=name, fix='look into the snapshot with load_checkpoint')
     rows = compare_state(module, state)
     if rows:
@@ -288,5 +289,31 @@ def load_state(
         if len(rows) > 12: lines.append(f'  … and {len(rows) - 12} more')
         raise UserError('snapshot of another architecture', value=f'{len(rows)} of {len(module.state_dict())} entries differ:\n' + '\n'.join(lines) + '\n', path=name,
                         fix='build the network with the arguments in the snapshot (read_meta), or pick another snapshot')
+
+# %% ../nbs/24_checkpoint.ipynb #8547fca8
+def load_state(
+    module:torch.nn.Module, # changed in place, all or nothing
+    state:dict, # from a checkpoint
+    name:str='module', # how errors name it: G, D, G_ema
+)->torch.nn.Module: # module
+    """Strict load_state_dict. Raises UserError as `check_state` does; then nothing was loaded."""
+    check_state(module, state, name)
     module.load_state_dict(state)
     return module
+
+# %% ../nbs/24_checkpoint.ipynb #950c7269
+def check_optimizer(
+    opt:torch.optim.Optimizer, # the optimiser that shall get the state; not changed
+    state:dict, # from a checkpoint
+    name:str='optimizer', # how errors name it: opt_G, opt_D
+)->None:
+    """Raise UserError where groups or moments belong to other parameters."""
+    if not (isinstance(state, dict) and {'state', 'param_groups'} <= state.keys()): raise UserError('no state of an optimiser', value=type(state).__name__, limit='a dict with state and param_groups', path=name, fix='look into the snapshot with load_checkpoint')
+    fix = 'build the network and its optimiser as in the run that saved it, or pick another snapshot'
+    there, here = ([len(g['params']) for g in groups] for groups in (state['param_groups'], opt.param_groups))
+    if there != here: raise UserError('groups of other sizes', value=f'{there} tensors', limit=f'{here} tensors', path=name, fix=fix)
+    places = [i for g in state['param_groups'] for i in g['params']]
+    for i, p in zip(places, (p for g in opt.param_groups for p in g['params'])):
+        for key, v in state['state'].get(i, {}).items():
+            if isinstance(v, torch.Tensor) and v.ndim and v.shape != p.shape:
+                raise UserError(f'{key} of parameter {i} has another shape', value=tuple(v.shape), limit=tuple(p.shape), path=name, fix=fix)
