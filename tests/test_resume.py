@@ -4,7 +4,9 @@ What counts as equal is every tensor and number that decides how training goes o
 """
 import importlib.util
 import json
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +16,16 @@ import pytest
 import torch
 
 from gan_course.checkpoint import DamagedCheckpoint, latest_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
+from gan_course.core import UserError
+from gan_course.faces import FacesDataset
+from gan_course.gan_trainer import Trainer
 from gan_course.losses import lazy_adam
 
 JOB = textwrap.dedent('''
     """Used by the test process and, as a script, by new processes: resume OUT FOLDER | children OUT FOLDER."""
     import hashlib
     import json
+    import multiprocessing
     import os
     import random
     import signal
@@ -28,6 +34,7 @@ JOB = textwrap.dedent('''
     from pathlib import Path
 
     import numpy as np
+    import psutil
     import torch
 
     from gan_course.checkpoint import latest_checkpoint, load_checkpoint
@@ -36,6 +43,7 @@ JOB = textwrap.dedent('''
     from gan_course.gan_trainer import TrainConfig, Trainer
     from gan_course.growing import GrowingSchedule
     from gan_course.layers import Discriminator
+    from gan_course.precision import NonFiniteError
     from gan_course.stylegan import StyleGANDiscriminator, StyleGANGenerator
     from gan_course.stylegan2 import Generator
 
@@ -126,19 +134,31 @@ JOB = textwrap.dedent('''
         t.fit(progress=False)
 
 
-    def signalled(folder, name, wait, workers=0):
-        "A training process, with its loaders if it has any, gets a signal some time after its second tick; its exit status."
+    def members(group):
+        "The living processes of a group."
+        def alive(p):
+            try: return os.getpgid(p.pid) == group and p.status() != psutil.STATUS_ZOMBIE
+            except (ProcessLookupError, psutil.NoSuchProcess): return False
+        return [p for p in psutil.process_iter() if alive(p)]
+
+
+    def signalled(folder, name, wait, start_method=None):
+        "A training process, with its loaders if it has any, gets a signal some time after its second tick; its exit status, once all its processes have ended."
         out, err = (Path(f"{folder}.{end}") for end in ("out", "err"))
         for path in (out, err): path.write_text("")
         pid = os.fork()
         if pid == 0:
             for path, fd in ((out, 1), (err, 2)): os.dup2(os.open(path, os.O_WRONLY), fd)
             os.setsid()
-            train(folder, workers)                               # its exception ends this process
+            if start_method: multiprocessing.set_start_method(start_method)
+            train(folder, 2 if start_method else 0)              # its exception ends this process
         while "tick 2" not in out.read_text() and not err.read_text(): time.sleep(0.01)
         time.sleep(wait)
+        assert bool(start_method) == (len(members(pid)) > 1)
         os.killpg(pid, getattr(signal, name))
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        while members(pid): time.sleep(0.1)                      # a loader that never ends is met by the time limit of the test
+        return status
 
 
     def killed(folder):
@@ -173,9 +193,9 @@ JOB = textwrap.dedent('''
 
     def children(out, folder):
         "Processes that are told to stop, and some that are not asked."
-        folder, found = Path(folder), {"waits": {name: random.uniform(0, 0.3) for name in ("SIGTERM", "SIGINT", "SIGTERM with loaders")}}
+        folder, found = Path(folder), {"waits": {name: random.uniform(0, 0.3) for name in ["SIGTERM", "SIGINT", *(f"{name} and {method}" for name in ("SIGTERM", "SIGINT") for method in multiprocessing.get_all_start_methods())]}}
         make("plain", folder / "first")                          # what is imported on first use is imported once
-        for name, wait in found["waits"].items(): found[name] = signalled(folder / name, name.split()[0], wait, 2 if "loaders" in name else 0)
+        for name, wait in found["waits"].items(): found[name] = signalled(folder / name, name.split()[0], wait, name.split(" and ")[1] if " and " in name else None)
         found["killed"] = killed(folder / "killed")
         Path(out).write_text(json.dumps(found))
 
@@ -311,9 +331,10 @@ def test_killed_while_saving_the_latest_snapshot_is_whole(children):
 
 
 @posix
-@pytest.mark.parametrize("name, status, words", [("SIGTERM", 143, ""), ("SIGINT", -signal.SIGINT, "KeyboardInterrupt\n"),
-    pytest.param("SIGTERM with loaders", 143, "", marks=pytest.mark.xfail(strict=True, reason="SIGTERM to the whole group (Slurm, systemd) ends the loader processes, and PyTorch's SIGCHLD handler then breaks the iteration off: no snapshot"))])
-def test_signals_save_stop_and_go_on_exactly(children, job, tmp_path, name, status, words):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", *(f"{name} and {method}" for name in ("SIGTERM", "SIGINT") for method in multiprocessing.get_all_start_methods())])
+def test_signals_save_stop_and_go_on_exactly(children, job, tmp_path, name):
+    "A signal to the whole group, as Slurm, systemd and a terminal send it: alone, and with loader processes of every start method."
+    status, words = (143, "") if name.startswith("SIGTERM") else (-signal.SIGINT, "KeyboardInterrupt\n")
     found, folder = children
     snapshot, errors = latest_checkpoint(folder / name), (folder / f"{name}.err").read_text()
     assert found[name] == status, errors
@@ -322,8 +343,9 @@ def test_signals_save_stop_and_go_on_exactly(children, job, tmp_path, name, stat
     t = job.make("plain", tmp_path / "again", build_seed=99).resume(snapshot)
     done = t.iteration
     assert done >= 8 and t.nimg == 4 * done
-    resumed = job.everything(job.iterate(t, 3), leave_out=["tick"])                           # only fit counts ticks
-    straight = job.everything(job.iterate(job.make("plain", tmp_path / "straight"), done + 3), leave_out=["tick"])
+    ticks = ["tick", "tick_nimg", "tick_seconds", "stats"]                                    # only fit counts ticks
+    resumed = job.everything(job.iterate(t, 3), leave_out=ticks)
+    straight = job.everything(job.iterate(job.make("plain", tmp_path / "straight"), done + 3), leave_out=ticks)
     print(f"{name} {found['waits'][name]:.2f} s after tick 2, after {done} iterations: straight {straight['all']}, resumed {resumed['all']}")
     assert differ(straight, resumed) == []
 
@@ -367,3 +389,147 @@ def test_todays_learning_rate_wins_while_growing(runs, job, tmp_path):
     t = job.make("growing, in a fade", tmp_path, g_lr=0.003).resume(snapshot)
     want = lazy_adam(0.003, (0.0, 0.99), None)["lr"] * 2                                      # the schedule doubles the rate at 16 px
     assert t.phases[0].opt.param_groups[0]["lr"] == pytest.approx(want, rel=1e-12)
+
+
+def test_growth_is_in_the_state_before_the_first_iteration(job, tmp_path):
+    t = job.make("growing", tmp_path / "run")
+    snapshot, straight = t.save(), job.everything(job.iterate(t, 6))
+    again = job.make("growing", tmp_path / "again", build_seed=99).resume(snapshot)
+    assert differ(job.everything(job.iterate(again, 6)), straight) == []
+
+
+@pytest.mark.parametrize("iterations, want", [(1, (1.0, 8, 0.001)), (3, (0.75, 4, 0.002)), (7, (0.0, 4, 0.002))])
+def test_a_run_that_did_not_grow_goes_on_growing(job, tmp_path, iterations, want):
+    full = job.make("growing", tmp_path / "full", growing=False)
+    full.schedule = None
+    snapshot = job.iterate(full, iterations).save()
+    t = job.make("growing", tmp_path / "growing").resume(snapshot)
+    assert (t.lod, t.batch, t.phases[0].opt.param_groups[0]["lr"]) == want                    # at once, not after up to three iterations
+    saved, now = full.state(), t.state()
+    assert differ({k: job.sha(v["state"]) for k, v in saved.items() if k.startswith("opt")}, {k: job.sha(v["state"]) for k, v in now.items() if k.startswith("opt")}) == []
+    job.iterate(t, 1)
+    assert t.nimg == full.nimg + t.batch
+    assert {float(s["step"]) for s in t.phases[0].opt.state.values()} >= {iterations + 1.0}   # Adam went on, it did not start afresh
+
+
+def other_of(job, folder):
+    "A trained trainer of other networks."
+    t = job.make("plain", folder)
+    G = job.Generator(8, 0, 8, 16, 3, mapping_kwargs=dict(num_layers=3), channel_base=128, channel_max=8)
+    return job.iterate(Trainer(G, job.Discriminator(0, 16, 3, channel_base=256, channel_max=16), t.dataset, t.cfg, folder, "cpu"), 1)
+
+
+@pytest.mark.parametrize("part, words", [("G", "G: snapshot of another architecture"), ("D", "D: snapshot of another architecture"), ("G_ema", "G_ema: snapshot of another architecture"),
+                                         ("opt_G", "opt_G: groups of other sizes"), ("opt_D", r"opt_D: exp_avg\w* of parameter 0 has another shape")])
+def test_resume_is_all_or_nothing(job, tmp_path, part, words):
+    t = job.iterate(job.make("plain", tmp_path / "run"), 2)
+    state, _ = load_checkpoint(job.iterate(job.make("plain", tmp_path / "more"), 3).save())
+    bad = save_checkpoint(tmp_path / "bad.pt", {**state, part: other_of(job, tmp_path / "other").state()[part]})
+    before = job.everything(t)
+    with pytest.raises(UserError, match=f"bad.pt: {words}"): t.resume(bad)
+    assert differ(before, job.everything(t)) == []
+
+
+@pytest.mark.parametrize("lacks", [["G"], ["opt_D", "rng"], ["nimg"], None])
+def test_a_file_without_the_parts_of_a_training_is_named(job, tmp_path, lacks):
+    t = job.iterate(job.make("plain", tmp_path), 1)
+    state = {k: v for k, v in t.state().items() if lacks and k not in lacks}
+    before = job.everything(t)
+    with pytest.raises(UserError, match=rf"part.pt: .*found .*{', '.join(lacks or ['G', 'D', 'G_ema', 'opt_G'])}"): t.resume(save_checkpoint(tmp_path / "part.pt", state))
+    assert differ(before, job.everything(t)) == []
+
+
+def test_snapshots_from_before_the_running_tick_was_kept(job, tmp_path):
+    t = job.iterate(job.make("plain", tmp_path / "run"), 3)
+    old = {k: v for k, v in t.state().items() if k not in ("stats", "tick_nimg", "tick_seconds")}
+    snapshot = save_checkpoint(tmp_path / "network-snapshot-000000.pt", old)
+    straight = job.everything(job.iterate(t, 2), ["stats", "tick_nimg"])
+    again = job.make("plain", tmp_path / "again", build_seed=99).resume(snapshot)
+    assert (again.tick_nimg, again.stats.parts) == (12, {})                                   # a new tick begins
+    assert differ(job.everything(job.iterate(again, 2), ["stats", "tick_nimg"]), straight) == []
+
+
+def log(t):
+    "The lines of the log without times and memory."
+    lines = [json.loads(line) for line in (t.run_dir / "stats.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not re.match("Timing|Resources|timestamp", k)} for line in lines]
+
+
+FIT = dict(kimg=0.08, tick_kimg=0.032, image_ticks=1, snapshot_ticks=1)
+
+
+@pytest.mark.parametrize("at", [1, 7, 8, 9, 19])
+def test_the_log_covers_every_image_once_after_a_signal(job, tmp_path, at):
+    "Ticks, statistics and snapshots of a stopped run that goes on are those of a straight one, number by number."
+    straight = job.make("plain", tmp_path / "straight", **FIT)
+    straight.fit(progress=False)
+    t, calls = job.make("plain", tmp_path / "run", **FIT), []
+    def step(t=t, step=t.next_batch):
+        calls.append(1)
+        if len(calls) == at: signal.raise_signal(signal.SIGTERM)
+        return step()
+    t.next_batch = step
+    with pytest.raises(SystemExit): t.fit(progress=False)
+    assert t.nimg == 4 * at
+    again = job.make("plain", tmp_path / "run", build_seed=99, **FIT).resume(latest_checkpoint(tmp_path / "run"))
+    again.fit(progress=False)
+    assert log(again) == log(straight)
+    assert [line["Progress/kimg"]["mean"] for line in log(straight)] == [0.032, 0.064, 0.08] and sum(line["Loss/scores/real"]["num"] for line in log(again)) >= 80
+    assert differ(job.everything(again, ["tick_seconds"]), job.everything(straight, ["tick_seconds"])) == []
+
+
+def test_a_rolled_back_tick_begins_where_the_snapshot_left_it(job, tmp_path):
+    t = job.iterate(job.make("plain", tmp_path, on_nonfinite="rollback"), 3)
+    t.save()
+    kept = job.sha(t.stats.state_dict())
+    job.iterate(t, 2)
+    assert job.sha(t.stats.state_dict()) != kept
+    t.seconds = 5.0
+    t.roll_back(job.NonFiniteError("training has diverged"))
+    assert job.sha(t.stats.state_dict()) == kept and (t.seconds, t.tick_seconds, t.tick_nimg) == (5.0, 5.0, 0)
+
+
+def test_a_cut_line_of_the_log_is_ended_before_the_next(job, tmp_path):
+    t = job.make("plain", tmp_path, **FIT)
+    (tmp_path / "stats.jsonl").write_text('{"Progress/ki')
+    t.fit(progress=False)
+    first, *lines = (tmp_path / "stats.jsonl").read_text().splitlines()
+    assert first == '{"Progress/ki' and [json.loads(line)["Progress/kimg"]["mean"] for line in lines] == [0.032, 0.064, 0.08]
+
+
+def test_fit_of_a_finished_run_returns_a_snapshot_that_is_there(job, tmp_path):
+    t = job.make("plain", tmp_path / "run", **FIT)
+    first = t.fit(progress=False)
+    inode = first.stat().st_ino
+    assert first.exists() and job.make("plain", tmp_path / "run", **FIT).resume(first).fit(progress=False) == first and first.stat().st_ino == inode
+    second = job.make("plain", tmp_path / "new", **FIT).resume(first).fit(progress=False)
+    assert second.parent == tmp_path / "new"
+    before, after = load_checkpoint(first)[0], load_checkpoint(second)[0]
+    assert differ({k: job.sha(v) for k, v in before.items()}, {k: job.sha(v) for k, v in after.items()}) == []
+
+
+def test_other_data_of_the_same_shape_is_said_once(job, tmp_path, capsys):
+    t = job.iterate(job.make("plain", tmp_path), 1)
+    snapshot = t.save()
+    job.make("plain", tmp_path / "same").resume(snapshot)
+    assert capsys.readouterr().out == ""
+    other = Trainer(t.G, t.D, FacesDataset(64, resolution=16, seed=5), t.cfg, tmp_path / "other", "cpu")
+    for _ in range(2): other.resume(snapshot)
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1 and snapshot.name in out and t.dataset.digest() in out and other.dataset.digest() in out
+
+
+def test_snapshots_within_one_thousand_images_do_not_replace_each_other(job, tmp_path):
+    t, saved = job.make("plain", tmp_path, keep=3), []
+    for _ in range(4): saved.append(job.iterate(t, 1).save())
+    assert [p for _, p in list_checkpoints(tmp_path)] == saved[:0:-1]                         # keep=3
+    assert [load_checkpoint(p)[0]["nimg"] for p in saved[1:]] == [8, 12, 16]
+
+
+def test_a_snapshot_just_saved_is_not_dropped_for_newer_ones_of_another_past(job, tmp_path):
+    t, saved = job.make("plain", tmp_path, keep=2), []
+    for _ in range(2): saved.append(job.iterate(t, 1).save())
+    first = tmp_path / "kept.pt"
+    first.write_bytes(saved[0].read_bytes())
+    for _ in range(2): job.iterate(t, 2).save()
+    assert job.iterate(t.resume(first), 1).save().exists()
