@@ -27,7 +27,7 @@ setup(
     classifiers=[f"Development Status :: {STATUSES[cfg['status']]}", "Intended Audience :: Developers",
                  *(f"Programming Language :: Python :: {v}" for v in PYTHONS[oldest:])],
     packages=find_packages(include=["gan_course", "gan_course.*"]),
-    include_package_data=True,
+    package_data={"gan_course": ["pretrained/*"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split(),

@@ -46,4 +46,6 @@ def provenance(modules):
 
 def write_record(name, modules, result, folder=None):
     "Write NAME.json into the folder of records, or another."
-    return save_json(Path(folder or RECORDS) / f"{name}.json", {**provenance(modules), **result})
+    folder = Path(folder or RECORDS)
+    folder.mkdir(parents=True, exist_ok=True)
+    return save_json(folder / f"{name}.json", {**provenance(modules), **result})

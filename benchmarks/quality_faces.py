@@ -1,11 +1,12 @@
 """Train StyleGAN2 on the drawn faces for a given time; keep the curves, the grid, the settings, and the generator as safetensors.
 
     python benchmarks/quality_faces.py --resolution 64 --minutes 10 --out FOLDER
-    GAN_COURSE_COMMIT=... where the copy has no git history
+    GAN_COURSE_COMMIT=... where the copy has no git history, --resume SNAPSHOT to train on
 
 FOLDER receives quality_facesN.json (the record), quality_facesN.png (samples above, drawn faces below), and facesN.safetensors with its .json.
 """
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -29,6 +30,12 @@ def curves(run_dir):
     return {n: [[t["Progress/kimg"]["mean"], round(t[n]["mean"], 5)] for t in ticks if n in t] for n in CURVES}
 
 
+def go_on(trainer, snapshot):
+    "From a snapshot, with its curves, for as many minutes more."
+    trainer.cfg.max_seconds += trainer.resume(snapshot).seconds
+    shutil.copy(snapshot.with_name("stats.jsonl"), trainer.run_dir)
+
+
 @call_parse
 def main(
     out:str, # folder for what is kept
@@ -38,26 +45,32 @@ def main(
     lr:float=0.003, # learning rate of both
     gamma:float=1.0, # weight of R1
     cbase:int=4096, # channels times resolution
-    cmax:int=256, # most channels
+    cmax:int=128, # most channels of G
+    d_cmax:int=256, # most channels of D
     z_dim:int=128, # length of z and w
     architecture:str="", # orig, skip or resnet for both; empty: as published
     precision:str="fp32", # a policy
+    size:int=50000, # drawn faces in the data set
+    workers:int=0, # processes that draw
+    resume:str="", # snapshot to go on with
     name:str="", # added to the names of the files
     device:str="auto" # where to train
 ):
     "Train, and write the record."
     row = dict(channel_base=cbase, channel_max=cmax, map_depth=2, precision=precision, mixing_prob=0.5, pl_weight=0.0)
-    train = dict(batch=batch, g_lr=lr, d_lr=lr, r1_gamma=gamma, kimg=1e6, max_seconds=minutes * 60, ema_kimg=20.0, ema_rampup=0.05, tick_kimg=16, snapshot_ticks=1000, image_ticks=8)
+    train = dict(batch=batch, g_lr=lr, d_lr=lr, r1_gamma=gamma, kimg=1e6, max_seconds=minutes * 60, ema_kimg=20.0, ema_rampup=0.05, tick_kimg=16, snapshot_ticks=8, image_ticks=8, keep=1, tf32=True, workers=workers)
     settings = resolve("auto", resolution, row=row, train=train)
     settings.G_kwargs.update(z_dim=z_dim, w_dim=z_dim, use_noise=False)
+    settings.D_kwargs["channel_max"] = d_cmax
     if architecture:
         settings.G_kwargs["architecture"] = settings.D_kwargs["architecture"] = architecture
-    faces = FacesDataset(10000, resolution=resolution)
+    faces = FacesDataset(size, resolution=resolution)
     torch.manual_seed(0)
     out, stem = Path(out), f"quality_faces{resolution}{name}"
     trainer = Trainer(*build_networks(settings, faces), faces, settings.train, out / "run", choose_device(device))
+    if resume: go_on(trainer, Path(resume))
     snapshot = trainer.fit(progress=False)
-    real = to_float(torch.stack([faces[i * 277][0] for i in range(len(trainer.grid_z))]))
+    real = to_float(torch.stack([faces[i * 277 % size][0] for i in range(len(trainer.grid_z))]))
     save_image(out / f"{stem}.png", image_grid(torch.cat([trainer.sample_grid(), real]), cols=12))
     export_safetensors(snapshot, out / f"faces{resolution}{name}", dtype="float16")
     write_record(stem, MODULES, {"resolution": resolution, "kimg": trainer.nimg / 1000, "seconds": round(trainer.seconds, 1),

@@ -219,7 +219,7 @@ def gan_train(
 
 # %% ../nbs/50_cli.ipynb #3f62fbe3
 def gan_generate(
-    network:str, # snapshot, run folder, exported .safetensors, or .pkl of the official code
+    network:str, # snapshot, run folder, exported .safetensors, .pkl of the official code, or faces64, which comes with the package
     seeds:str="0-15", # for example 0-15,85
     trunc:float=1.0, # truncation psi, 0 to 1
     class_idx:int=None, # class of a conditional network

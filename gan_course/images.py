@@ -286,7 +286,7 @@ def save_image(
     path:str|Path, # ends in .png, .jpg or .jpeg
     img:np.ndarray, # uint8 HWC
     quality:int = 95, # of a JPEG, 1 to 100
-)->None:
+)->Path: # the file
     "Save pixels atomically: a crash leaves the old file or the new one, never half of it. No EXIF is written, so nothing is rotated twice."
     ext = Path(path).suffix.lower()
     if ext not in ('.png', '.jpg', '.jpeg'): raise UserError('cannot save a picture with this extension', value=ext or 'none', limit='.png .jpg .jpeg', fix='end the name in .png', path=str(path))
@@ -294,7 +294,7 @@ def save_image(
     if ext != '.png':
         f = io.BytesIO(); Image.open(io.BytesIO(data)).convert('L' if np.asarray(img).squeeze().ndim == 2 else 'RGB').save(f, 'JPEG', quality=quality)
         data = f.getvalue()
-    atomic_write(path, data)
+    return atomic_write(path, data)
 
 # %% ../nbs/01_images.ipynb #2f678676
 def to_float(

@@ -13,6 +13,7 @@ from PIL import Image
 
 from gan_course import cli, core
 from gan_course.checkpoint import latest_checkpoint, load_checkpoint
+from gan_course.images import decode_image
 
 SMALL = dict(batch=8, cbase=128, cmax=8, map_depth=2, tick=0.008, device="cpu", aug="noaug")
 
@@ -181,6 +182,15 @@ def test_run_folder_is_complete(run):
 def test_generate_is_deterministic(run, tmp_path):
     for name in "ab": cli.gan_generate(str(run), seeds="0-2", outdir=str(tmp_path / name), device="cpu")
     for p in (tmp_path / "a").iterdir(): assert p.read_bytes() == (tmp_path / "b" / p.name).read_bytes()
+
+def test_the_shipped_network_by_its_name(tmp_path, monkeypatch, capsys):
+    "No file, no download: faces64 lies in the package; every path that is printed exists."
+    monkeypatch.chdir(tmp_path)
+    cli.gan_generate("faces64", seeds="0-1", device="cpu")
+    cli.gan_generate("faces64", seeds="0", mix="1-2", device="cpu")
+    printed = [Path(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert printed == [Path("generated/grid.png"), Path("generated/mix.png")] and all(p.exists() for p in printed)
+    assert (decode_image("generated/seed0000.png") != decode_image("generated/seed0001.png")).any()
 
 def test_conditional_training_and_generation(pics, tmp_path, capsys):
     (pics / "dataset.json").write_text(json.dumps({"labels": [[f"{i}.png", i % 2] for i in range(8)]}))
