@@ -161,7 +161,9 @@ def update_ema(
 )->None:
     "Move the average's parameters towards G's; copy its buffers."
     avg, now = list(G_ema.parameters()), list(G.parameters())
-    torch._foreach_copy_([*avg, *G_ema.buffers()], [*torch._foreach_lerp(now, avg, beta), *G.buffers()])
+    torch._foreach_copy_(avg, torch._foreach_lerp(now, avg, beta))
+    buffers = list(G_ema.buffers())
+    if buffers: torch._foreach_copy_(buffers, list(G.buffers()))
 
 # %% ../nbs/28_training.ipynb #569ad305
 def make_augment(
