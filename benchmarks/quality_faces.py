@@ -5,7 +5,6 @@
 
 FOLDER receives quality_facesN.json (the record), quality_facesN.png (samples above, drawn faces below), and facesN.safetensors with its .json.
 """
-import json
 import shutil
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gan_course.faces import FacesDataset
 from gan_course.gan_trainer import Trainer
 from gan_course.images import image_grid, save_image, to_float
 from gan_course.presets import build_networks, resolve
+from gan_course.report import read_stats
 from gan_course.transfer import export_safetensors
 
 MODULES = ["gan_loss", "gan_trainer", "layers", "losses", "networks", "ops", "presets", "stylegan2", "training"]
@@ -26,8 +26,8 @@ CURVES = ["Loss/G/loss", "Loss/D/loss", "Loss/scores/real", "Loss/scores/fake", 
 
 def curves(run_dir):
     "name -> [[kimg, mean], ...] of every tick."
-    ticks = [json.loads(line) for line in (run_dir / "stats.jsonl").read_text().splitlines()]
-    return {n: [[t["Progress/kimg"]["mean"], round(t[n]["mean"], 5)] for t in ticks if n in t] for n in CURVES}
+    series, _ = read_stats(run_dir)
+    return {name: [[kimg, round(mean, 5)] for kimg, mean in series[name]] for name in CURVES if name in series}
 
 
 def go_on(trainer, snapshot):
