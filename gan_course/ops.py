@@ -67,7 +67,7 @@ class _UpFirDn(torch.autograd.Function):
     "`_fir` with the derivative that is `_fir` again; the filter gets no gradient"
     @staticmethod
     def forward(ctx, x, g, up, down, pad):
-        y = _fir(x, g, up, down, pad)
+        y = _fir(x, g, up, down, pad).to(x.dtype)                       # autocast may have computed in another
         (kh, kw), (h, w), (oh, ow), (ux, uy), (dx, dy), (x0, _, y0, _) = g.shape, x.shape[2:], y.shape[2:], up, down, pad
         ctx.save_for_backward(g)
         ctx.args = down, up, (kw-1-x0, (w-1)*ux+1+x0-ow*dx, kh-1-y0, (h-1)*uy+1+y0-oh*dy)
@@ -118,7 +118,7 @@ def upfirdn2d(x:torch.Tensor, # [N, C, H, W] floating point
               padding=0, # pixels of the upsampled image: int, [x, y] or [x0, x1, y0, y1]; negative crops
               flip_filter:bool=False, # True: correlation; False: convolution
               gain:float=1 # factor of the result
-             )->torch.Tensor: # [N, C, (H*up+pad-taps)//down+1, (W*up+pad-taps)//down+1]
+             )->torch.Tensor: # [N, C, (H*up+pad-taps)//down+1, (W*up+pad-taps)//down+1] dtype of x
     "Upsample by zeros, pad or crop, filter, downsample. Source: StyleGAN2 (Karras et al. 2020), appendix B. Raises `UserError` when the filter does not fit into the image."
     up, down, pad = _factors(up, 'up'), _factors(down, 'down'), _padding(padding)
     identity = f is None and up == down == (1, 1)
@@ -129,7 +129,7 @@ def upfirdn2d(x:torch.Tensor, # [N, C, H, W] floating point
     if not flip_filter: g = g.flip(list(range(g.ndim)))
     small = x.device.type == 'cpu' and max(x.shape[2]*up[1], x.shape[3]*up[0]) <= 32*len(g)
     if small and (bands := _bands(tuple(g.flatten().tolist()), tuple(g.shape), g.dtype, tuple(x.shape[2:]), up, down, pad)):
-        return bands[0].T @ (x @ bands[1])
+        return (bands[0].T @ (x @ bands[1])).to(x.dtype)
     if g.ndim == 2: return _UpFirDn.apply(x, g, up, down, pad)
     x = _UpFirDn.apply(x, g[None, :], (up[0], 1), (down[0], 1), (*pad[:2], 0, 0))
     return _UpFirDn.apply(x, g[:, None], (1, up[1]), (1, down[1]), (0, 0, *pad[2:]))

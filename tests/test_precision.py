@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gan_course import precision
+from gan_course import ops, precision
 from gan_course.core import UserError
+from gan_course.faces import FacesDataset
+from gan_course.gan_trainer import Trainer
 from gan_course.layers import Discriminator
 from gan_course.losses import path_lengths, r1_penalty
 from gan_course.networks import HALF_DEVICES, HALF_DTYPES, compute_dtype, half_on, trace_layers
@@ -21,6 +23,7 @@ from gan_course.ops import modulated_conv2d
 from gan_course.precision import (PRECISIONS, FiniteGuard, Fp32Islands, autocast_for, check_gradients, check_r1_scale, first_nonfinite, half_resolutions,
                                   network_kwargs, plot_ranges, r1_in_fp32, ranges, ranges_table, require_precision, sanitize_gradients)
 from gan_course.stylegan2 import Generator
+from gan_course.training import TrainConfig
 
 SMALL = dict(img_resolution=32, img_channels=3, channel_base=1024, channel_max=32)
 HALF = {'official': torch.float16, 'bf16': torch.bfloat16}
@@ -159,6 +162,40 @@ def test_islands_keep_autocast_away():
     assert img.dtype == logit.dtype == torch.float32 and 0 < rel(img, full) < 10*2**-8
     F.softplus(-logit).mean().backward()
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in (*G.parameters(), *D.parameters()) if p.grad is not None)
+
+
+@pytest.fixture(params=[True, False], ids=['filters as matrices', 'filters as convolutions'])
+def as_matrices(request, monkeypatch):
+    "Resampling as small pictures on a CPU have it, and as large ones and every GPU have it."
+    if not request.param: monkeypatch.setattr(ops, '_bands', lambda *args: None)
+    return request.param
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_resampling_keeps_its_type_under_autocast(as_matrices, dtype):
+    "A result in another type than the picture's would meet a filter of the picture's type on the way back."
+    x = torch.randn(2, 4, 12, 12, dtype=dtype, requires_grad=True)
+    with half_on('cpu'), autocast_for('amp', 'cpu', 'Dmain'): y = ops.upfirdn2d(x, ops.setup_filter([1, 3, 3, 1]), up=2, padding=2)
+    assert y.dtype == dtype
+    g, = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
+    gg, = torch.autograd.grad(g.float().square().sum(), x)
+    assert g.dtype == gg.dtype == dtype and gg.isfinite().all()
+    exact = x.detach().double().requires_grad_()
+    want, = torch.autograd.grad(ops.upfirdn2d(exact, ops.setup_filter([1, 3, 3, 1]), up=2, padding=2).square().sum(), exact)
+    assert rel(g.double(), want) < {torch.float32: 1e-6, torch.bfloat16: 10*2**-8}[dtype]
+
+
+@pytest.mark.parametrize('policy', list(PRECISIONS))
+@pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
+def test_all_phases_train_under_each_policy(as_matrices, policy, layout, tmp_path):
+    G, D = (net.to(memory_format=layout) for net in make(policy))
+    cfg = TrainConfig(kimg=1, batch=4, r1_interval=2, pl_interval=2, precision=policy, grid=1, aug='fixed', aug_p=0.5)
+    with half_on('cpu'):
+        t = Trainer(G, D, FacesDataset(8, resolution=32), cfg, tmp_path, 'cpu')
+        before = [p.clone() for p in (*t.G.parameters(), *t.D.parameters())]
+        for _ in range(2): t.train_iteration()
+    now = [*t.G.parameters(), *t.D.parameters()]
+    assert all(p.isfinite().all() for p in now) and sum(not torch.equal(a, b) for a, b in zip(before, now)) > 0.9*len(now)
 
 
 @pytest.mark.parametrize('groups,islands', [(1, False), (2, False), (4, True), (16, True)])
