@@ -74,7 +74,7 @@ def weights_digest(
 # %% ../nbs/35_samples.ipynb #eca8ff8c
 class FakeImages:
     "Pictures of a generator. Raises `UserError` where a conditional one has no labels to draw from, or there is nothing to draw."
-    chunk = 64 # pictures generated at once; part of what decides the noise
+    chunk = 64 # pictures generated at once
 
     def __init__(self,
         G:torch.nn.Module, # generator G(z, c, truncation_psi=, noise_mode=) in eval mode, on its device
@@ -89,9 +89,9 @@ class FakeImages:
         if G.c_dim and (labels is None or labels.label_dim != G.c_dim):
             raise UserError("this generator needs labels", value="none" if labels is None else f"{labels.label_dim} classes", limit=f"{G.c_dim} classes", path=name, fix="give the labelled data that it was trained on (--data, with --cond)")
         self.G, self.count, self.seed, self.truncation_psi, self.name, self.noise_mode = G, count, seed, truncation_psi, name, noise_mode
-        self.z = torch.randn(count, G.z_dim, generator=torch.Generator().manual_seed(seed))
-        pick = np.random.RandomState(seed).randint(len(labels), size=count) if G.c_dim else None
-        self.c = torch.zeros(count, 0) if pick is None else torch.stack([torch.as_tensor(labels[int(i)][1]) for i in pick])
+        whole = -(-count // self.chunk) * self.chunk                            # the last chunk is made whole, then cut
+        pick = np.random.RandomState(seed).randint(len(labels), size=whole) if G.c_dim else None
+        self.c = torch.zeros(whole, 0) if pick is None else torch.stack([torch.as_tensor(labels[int(i)][1]) for i in pick])
 
     def __len__(self): return self.count
 
@@ -100,8 +100,9 @@ class FakeImages:
         return {"network": self.name, "network_digest": weights_digest(self.G), "generated": self.count, "seed": self.seed, "truncation_psi": self.truncation_psi, "noise_mode": self.noise_mode}
 
     def digest(self)->str: # 16 hexadecimal digits
-        "A fingerprint of everything that decides the pictures."
-        parts = {k: v for k, v in self.describe().items() if k != "network"} | {"c": hashlib.sha256(self.c.numpy().tobytes()).hexdigest()}
+        "A fingerprint of everything that decides the pictures, but not how many are asked for."
+        labels = hashlib.sha256(self.c[:self.chunk].numpy().tobytes()).hexdigest()
+        parts = {k: v for k, v in self.describe().items() if k not in ("network", "generated")} | {"labels": labels}
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 # %% ../nbs/35_samples.ipynb #299f9d3f
@@ -111,13 +112,15 @@ def batch(self:FakeImages,
     stop:int # one after the last
 )->torch.Tensor: # uint8 [stop-start, 3, H, W], on the CPU
     "Some of the pictures, from whole chunks; the global random numbers are left as they were."
-    device, size = next(self.G.parameters()).device, self.chunk
-    def make(a, b):
-        torch.manual_seed(self.seed * 1_000_003 + a)
-        return self.G(self.z[a:b].to(device), self.c[a:b].to(device), truncation_psi=self.truncation_psi, noise_mode=self.noise_mode)
+    device, size, stop = next(self.G.parameters()).device, self.chunk, min(stop, self.count)
+    def make(a):
+        seed = self.seed * 1_000_003 + a
+        z = torch.randn(size, self.G.z_dim, generator=torch.Generator().manual_seed(seed))
+        torch.manual_seed(seed)
+        return self.G(z.to(device), self.c[a:a + size].to(device), truncation_psi=self.truncation_psi, noise_mode=self.noise_mode)
     first = start // size * size
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        made = [to_uint8(make(a, min(a + size, self.count))).cpu() for a in range(first, stop, size)]
+        made = [to_uint8(make(a)).cpu() for a in range(first, stop, size)]
     return as_rgb(torch.cat(made), self.name)[start - first:stop - first]
 
 # %% ../nbs/35_samples.ipynb #79f95619
