@@ -122,8 +122,8 @@ def check(self:PathPairs)->None:
 def check_enough(
     count:int # pairs
 )->None:
-    "Raise `UserError` under 100 pairs, where the percentiles for outliers mean nothing."
-    if count < 100: raise UserError("too few pairs for a path length", value=count, limit="100 or more: under that, 1 % at each end is less than one pair; the papers take 50000", path="pairs", fix="measure more pairs")
+    "Raise `UserError` under 100 pairs, where the percentiles 1 and 99 leave nothing out."
+    if count < 100: raise UserError("too few pairs for a path length", value=count, limit="100 or more: with fewer, the percentiles 1 and 99 are the extremes and leave nothing out; the papers take 50000", path="pairs", fix="measure more pairs")
 
 # %% ../nbs/39_path_length.ipynb #66a80411
 @patch
@@ -268,7 +268,7 @@ def lite_distance(
 # %% ../nbs/39_path_length.ipynb #a348febb
 class PathDistance:
     "A distance of pictures, squared, on its device. Raises `UserError` for an unknown name, or weights that are missing, unsafe or unfitting."
-    NAMES = ("lpips", "efficientnet-lite0")
+    NAMES = {"lpips": 16, "efficientnet-lite0": 32} # the smallest side that the network takes
 
     def __init__(self,
         kind:str|object="lpips", # a name of NAMES, or any (x, y) -> [N]
@@ -286,8 +286,10 @@ class PathDistance:
         x:torch.Tensor, # float [N, 3, H, W], about 0 to 255
         y:torch.Tensor # as x
     )->torch.Tensor: # [N], on the device
-        "The distances of pairs. Raises `UserError` for pictures in whole grey levels, which hide a small step."
+        "The distances of pairs. Raises `UserError` for pictures in whole grey levels, which hide a small step, or too small for the network."
+        least = self.NAMES.get(self.name, 1)
         for p in (x, y):
+            if min(p.shape[2:]) < least: raise UserError(f"pictures too small for {self.name}", value=f"{p.shape[3]}x{p.shape[2]}", limit=f"{least}x{least} or larger, after the crop", path="pictures", fix="measure without the crop, or give a distance of your own")
             if not p.is_floating_point(): raise UserError("a small step is lost in whole grey levels", value=p.dtype, limit="float, 0 to 255, not rounded", path="pictures", fix="give the generator's output through path_view")
         x, y = x.to(self.device), y.to(self.device)
         return lite_distance(self.module, x, y) if self.name == "efficientnet-lite0" else self.module(x, y)
