@@ -157,7 +157,7 @@ def pictures(self:PathPairs,
 def distances(self:PathPairs,
     start:int, # first pair
     stop:int, # one after the last
-    distance:"Callable" # (x, y) -> [N] squared distances of pictures as `path_view` gives them, for example a `PathDistance`
+    distance:object # (x, y) -> [N] squared distances of pictures as `path_view` gives them, for example a `PathDistance`
 )->torch.Tensor: # float64 [stop-start], distance / eps^2, on the CPU
     "Squared speeds of some of the pairs, from whole chunks. Raises `UserError` for pairs that there are not, or a distance of another shape."
     if not 0 <= start <= stop <= self.count: raise UserError("there are no such pairs", value=f"{start} to {stop}", limit=f"a range within 0 to {self.count}", path="pairs", fix="ask for pairs that exist")
