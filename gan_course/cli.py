@@ -26,10 +26,11 @@ from .generate import find_snapshot, generate_images, load_generator, parse_seed
 from .images import DecodePolicy, image_grid, save_image
 from .pack import audit, pack
 from .report import write_report
+from .samples import open_dataset
 from .dashboard import tensorboard_log
 from .dryrun import dry_run_text
 from .presets import Settings
-from .train_run import check_options, networks_for, open_dataset, start_from, train_settings
+from .train_run import check_options, networks_for, start_from, train_settings
 from .transfer import export_safetensors
 from .training import TrainConfig
 

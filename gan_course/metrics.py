@@ -175,14 +175,14 @@ def evaluate(
 )->list[Score]: # in the order of the names
     "Measure. Raises `UserError` for unknown names, missing weights or data, and pictures that cannot be used."
     metrics, where = {n: find_metric(n) for n in names}, str(choose_device(device))
-    nets, scores = feature_nets(metrics, features, weights, where, download), []
+    nets, scores, made = feature_nets(metrics, features, weights, where, download), [], {}
     for n, m in metrics.items():
         start, label = time.time(), score_name(n, m, features or m.features)
         if m.kind == "ppl":
             pairs = PathPairs(fakes, m.fakes, seed=seed, labels=data if fakes.c_dim else None, name=name, **m.options)
             found = path_score(pairs, nets[features or m.features])
             score = Score(*label, {label[0]: found["value"]}, {**found, "code": __version__})
-        else: score = compare_sets(label, m, nets[features or m.features], fakes, data, dict(seed=seed, truncation_psi=truncation_psi, name=name, mirror=mirror, cache=cache or cache_folder(), progress=progress))
+        else: score = compare_sets(label, m, nets[features or m.features], fakes, data, dict(seed=seed, truncation_psi=truncation_psi, name=name, mirror=mirror, cache=cache or cache_folder(), progress=progress), made)
         score.record |= {"date": time.strftime("%Y-%m-%dT%H:%M:%S"), "seconds": round(time.time() - start, 2), "device": where}
         scores.append(score)
     return scores
@@ -207,7 +207,8 @@ def compare_sets(
     net:FeatureNet, # through which network
     fakes:object, # a generator or pictures
     data:object, # real pictures, or None for isc
-    o:dict # seed, truncation_psi, name, mirror, cache, progress
+    o:dict, # seed, truncation_psi, name, mirror, cache, progress
+    known:dict|None=None # features of generated pictures that other metrics have had; added to
 )->Score: # with its record
     "One metric between two sets of pictures."
     need = metric.kind != "isc"
@@ -216,7 +217,9 @@ def compare_sets(
     fake = FakeImages(fakes, metric.fakes, o["seed"], o["truncation_psi"], data if made and fakes.c_dim else None, o["name"]) if made else open_pictures(fakes, metric.fakes, o["seed"])
     real = open_pictures(data, metric.reals, o["seed"], mirror=o["mirror"]) if need else None
     layer, record = net.layers[metric.kind], {"code": __version__, **net.describe(), **(real.describe() if need else {})}
-    x = extract(fake, net, None if made else o["cache"], o["progress"])[layer]
+    key, known = (extract_key(fake, net), len(fake)), {} if known is None else known
+    if key not in known: known[key] = extract(fake, net, None if made else o["cache"], o["progress"])
+    x = known[key][layer]
     y = extract(real, net, o["cache"], o["progress"])[layer] if need else None
     results, notes = measure(label[0], metric.kind, x, y)
     said = fake.describe()
