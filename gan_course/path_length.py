@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['PATHS', 'LPIPS_FILES', 'slerp', 'face_crop', 'path_view', 'drawn_noise', 'PathPairs', 'check_enough', 'path_length',
-           'lpips_files', 'fetch_weights', 'lpips_network', 'lite_stages', 'lite_distance', 'PathDistance', 'path_name',
-           'path_score']
+           'lpips_files', 'lpips_network', 'lite_stages', 'lite_distance', 'PathDistance', 'path_name', 'path_score']
 
 # %% ../nbs/39_path_length.ipynb #ea03fb2f
 import hashlib
@@ -14,14 +13,13 @@ import math
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
-from urllib.error import URLError
 
 import numpy as np
 import torch
 from fastcore.basics import patch
 
 from .core import UserError, check_choice, format_bytes
-from .features import EXTRACTORS, RELEASES, Extractor, check_weights_file, lite_class
+from .features import EXTRACTORS, RELEASES, Extractor, check_weights_file, fetch_weights, lite_class
 from .samples import as_rgb, weights_digest
 
 # %% ../nbs/39_path_length.ipynb #a2b69bd8
@@ -207,23 +205,6 @@ def lpips_files(
                         fix="fetch that and give the folder with --weights FOLDER, or add --download, or take the distance efficientnet-lite0 (no download; what it measures is not PPL)")
     return [folder / e.file for e in LPIPS_FILES]
 
-# %% ../nbs/39_path_length.ipynb #88766dae
-def fetch_weights(
-    extractor:Extractor, # what to fetch
-    folder:Path # where to put it
-)->Path: # the file
-    "Download a file of weights, whole or not at all, without opening it. Raises `UserError` where the address cannot be reached or the size is not the official one."
-    path = folder / extractor.file
-    folder.mkdir(parents=True, exist_ok=True)
-    try: torch.hub.download_url_to_file(extractor.url, str(path), progress=False)
-    except (URLError, OSError) as e:
-        raise UserError("this file of weights cannot be fetched", value=str(e), limit=extractor.url, path=path, fix="fetch it on a machine with a network and give its folder with --weights") from e
-    if extractor.nbytes and path.stat().st_size != extractor.nbytes:
-        found = path.stat().st_size
-        path.unlink()
-        raise UserError("this download is not the official file", value=f"{found} bytes", limit=f"{extractor.nbytes} bytes", path=extractor.url, fix="try again")
-    return path
-
 # %% ../nbs/39_path_length.ipynb #216bd6c1
 def lpips_network(
     lpips_file:Path, # the weights of the channels
@@ -332,12 +313,8 @@ def path_name(
 def path_score(
     pairs:PathPairs, # what is measured
     distance:PathDistance, # by what
-    step:int=256, # pairs between two calls of `done`
-    done:object=None # called with the number of pairs finished and their squared speeds; for a progress bar, or to keep them
+    speeds:torch.Tensor|None=None # squared speeds of all pairs, where they were measured in ranges; None: measure them now
 )->dict: # metric, value and what `path_length` gives, and what decides them
-    "Measure all pairs and write the record. To share the work or to go on later, call `PathPairs.distances` for ranges and `path_length` at the end."
-    found = []
-    for start in range(0, len(pairs), step):
-        found.append(pairs.distances(start, min(start + step, len(pairs)), distance))
-        if done: done(sum(map(len, found)), found[-1])
-    return {"metric": path_name(pairs, distance)} | path_length(torch.cat(found)) | pairs.describe() | distance.describe()
+    "A path length with its record."
+    speeds = pairs.distances(0, len(pairs), distance) if speeds is None else speeds
+    return {"metric": path_name(pairs, distance)} | path_length(speeds) | pairs.describe() | distance.describe()
