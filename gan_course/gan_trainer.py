@@ -67,6 +67,7 @@ class Trainer:
         self.schedule, self.growth = GrowingSchedule(dataset.resolution) if cfg.growing else None, None
         self.nimg, self.iteration, self.tick, self.seconds, self.rollbacks = 0, 0, 0, 0.0, 0
         self.tick_nimg, self.tick_seconds = 0, 0.0 # where the running tick began
+        self.maintenance = 0.0 # seconds of the last end of a tick: grid, snapshot, metrics
         self.batch, self.batch_gpu, self.tick_kimg, self.lod = cfg.batch, cfg.batch_gpu, cfg.tick_kimg, 0.0
         self.grid_z, self.grid_c = grid_latents(G.z_dim, dataset, cfg.grid, cfg.seed, self.device)
         self.on_tick = [] # functions of (trainer, fields), called at the end of each tick
@@ -243,7 +244,7 @@ def tick_fields(self:Trainer)->dict: # official keys -> {"num", "mean", "std"}
     fields, seconds, nimg = self.stats.take(), self.seconds - self.tick_seconds, self.nimg - self.tick_nimg
     self.tick_seconds, self.tick_nimg = self.seconds, self.nimg
     fields |= {"Progress/tick": one(self.tick), "Progress/kimg": one(self.nimg / 1000), "Timing/sec_per_tick": one(seconds),
-               "Timing/sec_per_kimg": one(seconds / max(nimg / 1000, 1e-9)), "Timing/total_sec": one(self.seconds)}
+               "Timing/sec_per_kimg": one(seconds / max(nimg / 1000, 1e-9)), "Timing/total_sec": one(self.seconds), "Timing/maintenance_sec": one(self.maintenance)}
     fields |= {f"Resources/{k}": one(v) for k, v in memory_fields(self.device).items()}
     if self.augment is not None: fields["Progress/augment"] = one(self.augment.p)
     if self.schedule: fields |= {"Progress/lod": one(self.lod), "Progress/batch": one(self.batch), "Progress/resolution": one(self.dataset.resolution / 2 ** int(self.lod))}
@@ -270,7 +271,7 @@ def end_tick(self:Trainer,
     last:bool # whether training ends with it
 )->dict: # the fields of the tick
     "Write the statistics; draw and save where it is time."
-    fields, spread = self.tick_fields(), None
+    fields, spread, began = self.tick_fields(), None, time.perf_counter()
     append_line(self.run_dir / "stats.jsonl", {**fields, "timestamp": time.time()})
     check_finite(fields, self.run_dir)
     if last or self.tick % self.cfg.image_ticks == 0:
@@ -282,6 +283,8 @@ def end_tick(self:Trainer,
     leak = self.ada.leak_warning() if self.ada else None
     for line in self.health.check(fields, spread) + ([leak] if leak else []): tqdm.write(line)
     for function in self.on_tick: function(self, fields)
+    self.maintenance = time.perf_counter() - began
+    self.tick_seconds += self.maintenance                                  # it counts for the run, not for the speed of the next tick
     return fields
 
 # %% ../nbs/30_gan_trainer.ipynb #6f2bcfcc

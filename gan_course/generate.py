@@ -80,7 +80,7 @@ def load_generator(
     device:str|torch.device="auto" # where to put the network
 )->tuple[torch.nn.Module, dict]: # the averaged generator in eval mode; what the file says of it
     "Build the generator that a file describes and load its averaged weights. Raises `UserError`; nothing in a file is run."
-    if str(path) in PRETRAINED and not Path(path).exists(): path = pretrained_path(path)
+    if str(path) in PRETRAINED and not Path(path).exists(): path = pretrained_path(str(path))
     where, suffix = choose_device(str(device)), Path(path).suffix
     if suffix == ".pkl": G, meta = load_official(path), {"path": str(path)}
     elif suffix == ".safetensors": G, meta = load_safetensors(path), load_json(Path(path).with_suffix(".json"))

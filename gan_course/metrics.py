@@ -211,6 +211,7 @@ def compare_sets(
     x = known[key][layer]
     y = extract(real, net, o["cache"], o["progress"])[layer] if need else None
     results, notes = measure(label[0], metric.kind, x, y)
+    if need and fake.resolution != real.resolution: notes += (f"pictures of {fake.resolution} px are compared with pictures of {real.resolution} px: how both were resized is part of the number",)
     said = fake.describe()
     return Score(*label, results, record | (said if made else {f"fake_{k}": v for k, v in said.items()}), notes, metric.kind in ("fid", "kid"))
 
@@ -281,4 +282,5 @@ def path_metric(
     folder = o["cache"] / f"{pairs.digest()}-{digest}" if digest else None
     if folder: work.add(folder)
     found = path_score(pairs, distance, path_lengths(pairs, distance, folder, o["progress"]))
-    return Score(*label, {label[0]: found["value"]}, {**found, "code": __version__})
+    numbers = {label[0]: found["value"], f"{label[0]}_std": found["std"], f"{label[0]}_error": found["standard_error"]}
+    return Score(*label, numbers, {**pairs.describe(), **distance.describe(), "rejection": found["rejection"], "code": __version__})

@@ -40,7 +40,7 @@ class RealImages:
         limit:int|None=None, # most pictures; None: all
         seed:int=0 # of the choice, where there is one
     ):
-        self.dataset, self.seed = dataset, seed
+        self.dataset, self.seed, self.resolution = dataset, seed, dataset.resolution
         self.order = np.arange(len(dataset))
         if limit is not None and limit < len(dataset): self.order = np.sort(np.random.RandomState(seed).permutation(len(dataset))[:limit])
         as_rgb(torch.zeros(1, dataset.num_channels, 1, 1), dataset.name)
@@ -90,6 +90,7 @@ class FakeImages:
         if G.c_dim and (labels is None or labels.label_dim != G.c_dim):
             raise UserError("this generator needs labels", value="none" if labels is None else f"{labels.label_dim} classes", limit=f"{G.c_dim} classes", path=name, fix="give the labelled data that it was trained on (--data, with --cond)")
         self.G, self.count, self.seed, self.truncation_psi, self.name, self.noise_mode, self.labels = G, count, seed, truncation_psi, name, noise_mode, labels
+        self.resolution = G.img_resolution
         self.chunk = max(4, min(64, 64 * 128**2 // G.img_resolution**2))        # pictures generated at once: as many pixels as 64 pictures of 128 px
         whole = -(-count // self.chunk) * self.chunk                            # the last chunk is made whole, then cut
         pick = np.random.RandomState(seed).randint(len(labels), size=whole) if G.c_dim else None

@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['FREE', 'check_features', 'symmetric_trace', 'frechet', 'kernel_distance', 'inception_score', 'precision_recall',
-           'Score', 'differences', 'compare']
+           'Score', 'differences', 'compare', 'likeness']
 
 # %% ../nbs/40_scores.ipynb #940dcdbe
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 
@@ -131,6 +133,14 @@ def compare(
         unlike = differences(scores[0], other)
         if unlike: raise UserError(f"these scores of {scores[0].metric} cannot be ranked", value="; ".join(f"{k}: {x} against {y}" for k, x, y in unlike), path="scores", fix="measure both in the same way: same data, features, counts and truncation")
     return sorted(scores, key=lambda s: s.value, reverse=not scores[0].lower_is_better)
+
+# %% ../nbs/40_scores.ipynb #d8f2fe71
+def likeness(
+    score:Score # one
+)->str: # 16 hexadecimal digits
+    "A fingerprint of everything in which two scores must agree to be compared: equal where `differences` finds none."
+    decides = {k: v for k, v in score.record.items() if k not in FREE and v is not None}
+    return hashlib.sha256(json.dumps([score.metric, score.label, decides], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 # %% ../nbs/40_scores.ipynb #0488b709
 @patch

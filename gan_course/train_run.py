@@ -58,7 +58,6 @@ def check_options(
     if o["data"] is None: raise UserError("no data given", path="--data", fix="add --data FOLDER_OR_ZIP, or run gan_quickstart for the drawn faces")
     for a, b in (("fp32", "amp"), ("resume", "transfer")):
         if o[a] and o[b]: raise UserError(f"--{a} and --{b} exclude each other", value=f"{o[a]}, {o[b]}", path=f"--{a}", fix="give one of them")
-    if o["metrics"] != "none": raise UserError("metrics during training are not there yet", value=o["metrics"], limit="none", path="--metrics", fix="leave it out")
     if o["gpus"] < 1: raise UserError("at least one device", value=o["gpus"], path="--gpus", fix="leave it out, or give 1")
     if o["gpus"] > 1 and not o["dry_run"]: raise UserError("training on several devices is not there yet", value=o["gpus"], limit="1", path="--gpus", fix="leave it out, or add --dry-run to see the settings")
 
