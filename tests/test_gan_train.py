@@ -140,7 +140,7 @@ def test_sigterm_saves_and_stops(pics, tmp_path):
 
 @pytest.mark.parametrize("kw,text", [
     (dict(cfg="papper256"), "paper256"), (dict(aug="ada", p=0.1), "aug=fixed only"), (dict(aug="fixed", target=0.5), "aug=ada only"), (dict(aug="adda"), "aug"),
-    (dict(aug="ada", augpipe="bgg"), "bgc"), (dict(fp32=True, amp=True), "exclude"), (dict(metrics="fid50k_full"), "metrics"), (dict(gpus=2), "several devices"),
+    (dict(aug="ada", augpipe="bgg"), "bgc"), (dict(fp32=True, amp=True), "exclude"), (dict(gpus=2), "several devices"),
     (dict(cfg="config-b", amp=True, batch=None, tick=None), "float32 only"), (dict(cfg="config-b"), "by resolution"), (dict(freezed=-1), "negative"), (dict(on_nonfinite="go"), "on_nonfinite"),
     (dict(resume="a", transfer="b"), "exclude"), (dict(transfer="nowhere.pkl"), "nowhere.pkl"), (dict(mbstd_group=3), "mbstd")])
 def test_refused(kw, text, pics, tmp_path):
