@@ -45,7 +45,8 @@ def metric_table()->dict[str, Metric]: # name -> what it stands for
     out = {"fid50k_full": Metric("fid"), "kid50k_full": Metric("kid", reals=1000000), "pr50k3_full": Metric("prc", reals=200000, features="vgg16"), "is50k": Metric("isc"),
            "fid50k": Metric("fid", reals=50000), "kid50k": Metric("kid", reals=50000), "pr50k3": Metric("prc", reals=50000, features="vgg16")}
     for n in (1, 5, 10):
-        out |= {f"fid{n}k": Metric("fid", n * 1000), f"kid{n}k": Metric("kid", n * 1000), f"pr{n}k3": Metric("prc", n * 1000, 200000, "vgg16"), f"is{n}k": Metric("isc", n * 1000)}
+        size = n * 1000
+        out |= {f"fid{n}k": Metric("fid", size, size), f"kid{n}k": Metric("kid", size, size), f"pr{n}k3": Metric("prc", size, size, "vgg16"), f"is{n}k": Metric("isc", size)}
     out |= {name: Metric("ppl", features="lpips", options=options) for name, options in PATHS.items()}
     out |= {"ppl1k_wend": Metric("ppl", 1000, features="lpips", options=PATHS["ppl2_wend"])}
     return out | {name: Metric("eq", features="none") for name in ("eqt50k_int", "eqt50k_frac", "eqr50k")}
@@ -126,7 +127,7 @@ def extract(
     "Features of all pictures, shared by the processes of a group."
     folder, layers = cache / extract_key(source, net) if cache else None, set(net.layers.values())
     rank, world = group_place()
-    with tqdm(total=len(source) // world, unit="img", desc=net.extractor.name, disable=not progress or rank > 0) as bar:
+    with tqdm(total=len(source) // world, unit="img", desc=net.extractor.name, disable=not progress or rank > 0, leave=False) as bar:
         def work(a):
             stop = min(a + CHUNK, len(source))
             found = kept(folder / f"{a:09d}-{stop - a}.safetensors" if folder else None, lambda f: layers <= set(f) and all(len(v) == stop - a for v in f.values()),
@@ -204,7 +205,8 @@ def compare_sets(
     made = isinstance(fakes, torch.nn.Module)
     fake = FakeImages(fakes, metric.fakes, o["seed"], o["truncation_psi"], data if made and fakes.c_dim else None, o["name"]) if made else open_pictures(fakes, metric.fakes, o["seed"])
     real = open_pictures(data, metric.reals, o["seed"], mirror=o["mirror"]) if need else None
-    layer, record = net.layers[metric.kind], {"code": __version__, **net.describe(), **(real.describe() if need else {})}
+    layer = net.layers[metric.kind]
+    record = {"code": __version__, **net.describe(), "layers": layer, **(real.describe() if need else {})}
     key, known = (extract_key(fake, net), len(fake)), {} if known is None else known
     if made and work is not None: work.add(o["cache"] / key[0])
     if key not in known: known[key] = extract(fake, net, o["cache"], o["progress"])
@@ -257,7 +259,7 @@ def path_lengths(
 )->torch.Tensor: # float64 [len(pairs)], as `PathPairs.distances` gives them
     "Squared speeds of all pairs, shared by the processes of a group; an interrupted measurement goes on."
     rank, world = group_place()
-    with tqdm(total=len(pairs) // world, unit="pair", desc=distance.name, disable=not progress or rank > 0) as bar:
+    with tqdm(total=len(pairs) // world, unit="pair", desc=distance.name, disable=not progress or rank > 0, leave=False) as bar:
         def work(a):
             stop = min(a + step, len(pairs))
             found = kept(folder / f"{a:09d}-{stop - a}.safetensors" if folder else None, lambda f: len(f["distance"]) == stop - a, lambda: {"distance": pairs.distances(a, stop, distance)})

@@ -163,7 +163,7 @@ def metrics_section(
         held = next((f for f in (best["snapshot"], f"best-{name}.pt") if f and (run_dir / f).exists()), "no longer kept")
         numbers = ", ".join(f"{k} {v:.5g}" for k, v in best["values"].items())
         parts.append(f"<p>Best: {html.escape(numbers)} ({html.escape(best['label'])}), {html.escape(str(best['snapshot']))}; file: {html.escape(held)}.</p>")
-        parts += [f"<p>Note: {html.escape(w)}</p>" for w in dict.fromkeys(w for p in points for w in p["warnings"])][-3:]
+        parts += [f"<p>Note: {html.escape(w)}</p>" for w in best["warnings"]]
         if len(placed) > 1: parts.append(score_figure(placed, name, best_point(placed)))
     if cut: parts.append(f"<p>Lines of metric files that were cut short and are left out: {cut}.</p>")
     return "<h2>Metrics</h2>\n" + "\n".join(parts) if parts else ""
