@@ -132,10 +132,10 @@ def table(device, out):
 
 
 class NoisyFaces(FacesDataset):
-    "Drawn faces with noise of 12 grey levels."
+    "Drawn faces with noise of 2 grey levels."
     def __getitem__(self, i):
         picture, label = super().__getitem__(i)
-        noise = 12 * torch.randn(picture.shape, generator=torch.Generator().manual_seed(int(i)))
+        noise = 2 * torch.randn(picture.shape, generator=torch.Generator().manual_seed(int(i)))
         return (picture.float() + noise).round().clamp(0, 255).byte(), label
 
 
