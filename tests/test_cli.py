@@ -203,7 +203,7 @@ def script(name, *args, **env):
     tool = Path(sys.executable).with_name(Path(name).name)
     return subprocess.run([str(tool), *args], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "2", **env})
 
-@pytest.mark.parametrize("name", ["gan_quickstart", "gan_train", "gan_generate", "gan_audit", "gan_pack"])
+@pytest.mark.parametrize("name", ["gan_quickstart", "gan_train", "gan_generate", "gan_metrics", "gan_export", "gan_audit", "gan_pack"])
 def test_help_of_every_command(name):
     got = script(name, "--help")
     assert got.returncode == 0 and "usage:" in got.stdout and "--help" in got.stdout
