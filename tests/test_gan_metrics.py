@@ -166,4 +166,5 @@ def test_torchrun_gives_what_one_process_gives(labelled, tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.count("class score") == 1                                 # the first process alone speaks
     one, two = (lines(tmp_path / n, "cs1k-efficientnet-lite0") for n in ("one", "two"))
-    assert len(one) == len(two) == 1 and one[0]["results"] == two[0]["results"] and (one[0]["num_gpus"], two[0]["num_gpus"]) == (1, 2)
+    assert len(one) == len(two) == 1 and (one[0]["num_gpus"], two[0]["num_gpus"]) == (1, 2)
+    assert two[0]["results"] == pytest.approx(one[0]["results"], rel=1e-5)           # float32 features: two processes have other thread counts, and sums another order
