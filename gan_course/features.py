@@ -18,7 +18,7 @@ import torch
 from fastcore.basics import patch
 
 from .core import UserError, check_choice, format_bytes
-from .samples import weights_digest
+from .samples import exact_float32, weights_digest
 
 # %% ../nbs/38_features.ipynb #e3af6ad9
 @dataclass
@@ -173,10 +173,10 @@ def extractor_class(
 def __call__(self:FeatureNet,
     pictures:torch.Tensor # uint8 [N, 3, H, W]
 )->dict[str, torch.Tensor]: # layer -> float32 [N, d], on the CPU
-    "The features of a batch. Raises `UserError` for anything but uint8 RGB."
+    "The features of a batch, without TF32. Raises `UserError` for anything but uint8 RGB."
     if pictures.dtype != torch.uint8 or pictures.ndim != 4 or pictures.shape[1] != 3:
         raise UserError("a feature network takes pixels", value=f"{pictures.dtype} {tuple(pictures.shape)}", limit="uint8 [N, 3, H, W]", path="pictures", fix="convert with gan_course.images.to_uint8 and samples.as_rgb")
-    with torch.no_grad(): out = self.module(pictures.to(self.device))
+    with torch.no_grad(), exact_float32(): out = self.module(pictures.to(self.device))
     return {k: v.float().cpu() for k, v in self.module.convert_features_tuple_to_dict(out).items()}
 
 # %% ../nbs/38_features.ipynb #880c832d

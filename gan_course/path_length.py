@@ -20,7 +20,7 @@ from fastcore.basics import patch
 
 from .core import UserError, check_choice, format_bytes
 from .features import EXTRACTORS, RELEASES, Extractor, check_weights_file, fetch_weights, lite_class
-from .samples import as_rgb, weights_digest
+from .samples import as_rgb, exact_float32, weights_digest
 
 # %% ../nbs/39_path_length.ipynb #a2b69bd8
 PATHS = {"ppl_zfull": dict(space="z", sampling="full", crop=True),         # the papers' variants as arguments of PathPairs
@@ -144,9 +144,9 @@ def ends(self:PathPairs,
 def pictures(self:PathPairs,
     first:int # number of the chunk's first pair, a multiple of `chunk`
 )->tuple: # two tensors [chunk, 3, h, w], as `path_view` gives them, on the generator's device
-    "The pictures at both ends of the steps of a chunk, with the same noise, in full precision. Nothing is truncated."
+    "The pictures at both ends of the steps of a chunk, with the same noise, in full precision (without TF32 too). Nothing is truncated."
     p = next(self.G.parameters())
-    with torch.no_grad(), drawn_noise(self.G, self.seed * 1_000_003 + first + 1):
+    with torch.no_grad(), exact_float32(), drawn_noise(self.G, self.seed * 1_000_003 + first + 1):
         made = [self.G.synthesis(ws.to(p), noise_mode="const", force_fp32=True) for ws in self.ends(first)]
     return tuple(path_view(x, self.crop) for x in made)
 
@@ -157,13 +157,13 @@ def distances(self:PathPairs,
     stop:int, # one after the last
     distance:object # (x, y) -> [N] squared distances of pictures as `path_view` gives them, for example a `PathDistance`
 )->torch.Tensor: # float64 [stop-start], distance / eps^2, on the CPU
-    "Squared speeds of some of the pairs, from whole chunks. Raises `UserError` for pairs that there are not, or a distance of another shape."
+    "Squared speeds of some of the pairs, from whole chunks, in full float32. Raises `UserError` for pairs that there are not, or a distance of another shape."
     if not 0 <= start <= stop <= self.count: raise UserError("there are no such pairs", value=f"{start} to {stop}", limit=f"a range within 0 to {self.count}", path="pairs", fix="ask for pairs that exist")
     size, found = self.chunk, [torch.zeros(0, dtype=torch.float64)]
     begin = start // size * size
     for first in range(begin, stop, size):
         x, y = self.pictures(first)
-        with torch.no_grad(): d = distance(x, y)
+        with torch.no_grad(), exact_float32(): d = distance(x, y)
         if d.shape != (size,): raise UserError("a distance gives one number for each pair", value=tuple(d.shape), limit=(size,), path="distance", fix="average over channels and positions")
         found.append(d.cpu().double() / self.eps ** 2)
     return torch.cat(found)[start - begin:stop - begin]
@@ -273,7 +273,7 @@ class PathDistance:
             if min(p.shape[2:]) < least: raise UserError(f"pictures too small for {self.name}", value=f"{p.shape[3]}x{p.shape[2]}", limit=f"{least}x{least} or larger, after the crop", path="pictures", fix="measure without the crop, or give a distance of your own")
             if not p.is_floating_point(): raise UserError("a small step is lost in whole grey levels", value=p.dtype, limit="float, 0 to 255, not rounded", path="pictures", fix="give the generator's output through path_view")
         x, y = x.to(self.device), y.to(self.device)
-        return lite_distance(self.module, x, y) if self.name == "efficientnet-lite0" else self.module(x, y)
+        with exact_float32(): return lite_distance(self.module, x, y) if self.name == "efficientnet-lite0" else self.module(x, y)
 
 # %% ../nbs/39_path_length.ipynb #cb04772b
 @patch
