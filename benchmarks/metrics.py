@@ -3,20 +3,23 @@
     python benchmarks/metrics.py speed            # metrics_speed_DEVICE.json: random weights in the official shapes take as long as the real ones
     python benchmarks/metrics.py table            # metrics_table.json: the notebooks' ten lines, our evaluate, and torch-fidelity on the same pictures
     python benchmarks/metrics.py faces64          # metrics_faces64.json: 50,000 pictures; an hour on two CPU cores, minutes on a GPU
+    python benchmarks/metrics.py tf32             # metrics_tf32.json: one path length in TF32, float32 and float64; needs a GPU
     GAN_COURSE_COMMIT=... where the copy has no git history
 """
 import json
 import statistics
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 from common import ROOT, write_record
 from fastcore.script import call_parse
 
-from gan_course import metrics
+from gan_course import metrics, path_length
 from gan_course.core import UserError, choose_device
 from gan_course.faces import FacesDataset
 from gan_course.features import EXTRACTORS, FeatureNet, extractor_class
@@ -151,11 +154,24 @@ def faces64(device, out):
     for s in found: print(s.to_text(), flush=True)
 
 
+def tf32(device, out, count=2048):
+    "What rounding the factors of float32 products to 11 bits does to a path length: the same pairs three times."
+    if device.type != "cuda": raise UserError("TF32 is a rounding of CUDA's", value=device, limit="cuda", path="device", fix="run this part on a GPU")
+    def value(dtype, context):
+        G, distance = load_generator("faces64", device)[0].to(dtype), PathDistance(LITE, device=device)
+        distance.module.to(dtype)
+        with mock.patch.object(path_length, "exact_float32", context): d = PathPairs(G, count, **PATHS["ppl2_wend"]).distances(0, count, distance)
+        return {k: path_length.path_length(d)[k] for k in ("value", "standard_error")}
+    found = {"TF32 (PyTorch's default for convolutions)": value(torch.float32, nullcontext), "float32": value(torch.float32, path_length.exact_float32), "float64": value(torch.float64, path_length.exact_float32)}
+    write_record("metrics_tf32", MODULES, {"distance": LITE, "pairs": count, "path_length": found}, out)
+    for name, row in found.items(): print(f"{name:<44} {row['value']:.4f}", flush=True)
+
+
 @call_parse
 def main(
-    part:str, # speed, table or faces64
+    part:str, # speed, table, faces64 or tf32
     out:str="", # folder of the record
     device:str="auto" # where
 ):
     "Measure, and write the record."
-    {"speed": speed, "table": table, "faces64": faces64}[part](choose_device(device), out or None)
+    {"speed": speed, "table": table, "faces64": faces64, "tf32": tf32}[part](choose_device(device), out or None)
