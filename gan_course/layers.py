@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .core import UserError, check_choice
-from .networks import (HALF_DTYPES, channels_by_resolution, check_label, check_resolution, check_shape, compute_dtype, fp16_from,
+from .networks import (HALF_DTYPES, build_network, channels_by_resolution, check_label, check_resolution, check_shape, compute_dtype, fp16_from,
                                  parameter_table, plain_kwargs)
 from .ops import ACTIVATIONS, bias_act, conv2d_resample, downsample2d, setup_filter
 
@@ -334,6 +334,4 @@ def build_discriminator(
     kwargs:dict, # the `init_kwargs` of a `Discriminator`
 )->Discriminator: # a new one with fresh weights
     "Make a discriminator from its recorded arguments. Arguments that do not fit: `UserError`."
-    try: return Discriminator(**kwargs)
-    except TypeError as e:
-        raise UserError(f'the arguments do not fit a Discriminator: {e}', fix='use the init_kwargs that were saved with the weights') from e
+    return build_network(Discriminator, kwargs)

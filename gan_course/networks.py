@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HALF_DTYPES', 'HALF_DEVICES', 'check_resolution', 'check_shape', 'check_label', 'channels_by_resolution', 'fp16_from',
-           'half_on', 'compute_dtype', 'plain_kwargs', 'parameter_table', 'trace_layers']
+           'half_on', 'compute_dtype', 'plain_kwargs', 'build_network', 'parameter_table', 'trace_layers']
 
 # %% ../nbs/09_networks.ipynb #544ca14a
 import json
@@ -114,6 +114,16 @@ def plain_kwargs(
     kwargs = {k: v for k, v in kwargs.items() if k != 'self' and not k.startswith('__')}
     try: return json.loads(json.dumps(kwargs))
     except TypeError as e: raise UserError(f'network arguments must be plain values: {e}', fix='pass numbers, strings, lists and dicts') from e
+
+# %% ../nbs/09_networks.ipynb #34594b85
+def build_network(
+    kind:type, # class of the network
+    kwargs:dict, # its `init_kwargs`
+)->nn.Module: # a new one with fresh weights
+    "Make a network from its recorded arguments. Arguments that do not fit: `UserError`."
+    try: return kind(**kwargs)
+    except TypeError as e:
+        raise UserError(f'the arguments do not fit a {kind.__name__}: {e}', fix='use the init_kwargs that were saved with the weights') from e
 
 # %% ../nbs/09_networks.ipynb #fb0e7670
 def parameter_table(

@@ -62,15 +62,20 @@ def _fir(x, g, up, down, pad):
     y = F.conv_transpose2d(x, w.flip([2, 3]), stride=(uy, ux), groups=c)
     return F.pad(y, [x0-kw+1, x1-kw+ux, y0-kh+1, y1-kh+uy])[:, :, ::dy, ::dx]
 
+# %% ../nbs/10_ops.ipynb #9d0bb8d7
+def _transposed_padding(taps, size, out, up, down, pad):
+    "Padding (x0, x1, y0, y1) with which reversed taps and exchanged factors are the transpose of resampling `size` to `out`, both (height, width)"
+    side = lambda k, n, m, u, d, p: (k-1-p, (n-1)*u+1+p-m*d)
+    return side(taps[1], size[1], out[1], up[0], down[0], pad[0])+side(taps[0], size[0], out[0], up[1], down[1], pad[2])
+
 # %% ../nbs/10_ops.ipynb #8e7e9ed0
 class _UpFirDn(torch.autograd.Function):
     "`_fir` with the derivative that is `_fir` again; the filter gets no gradient"
     @staticmethod
     def forward(ctx, x, g, up, down, pad):
         y = _fir(x, g, up, down, pad).to(x.dtype)                       # autocast may have computed in another
-        (kh, kw), (h, w), (oh, ow), (ux, uy), (dx, dy), (x0, _, y0, _) = g.shape, x.shape[2:], y.shape[2:], up, down, pad
         ctx.save_for_backward(g)
-        ctx.args = down, up, (kw-1-x0, (w-1)*ux+1+x0-ow*dx, kh-1-y0, (h-1)*uy+1+y0-oh*dy)
+        ctx.args = down, up, _transposed_padding(g.shape, x.shape[2:], y.shape[2:], up, down, pad)
         return y
     @staticmethod
     def backward(ctx, dy):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from .core import UserError, check_choice
 from .layers import Conv2dLayer, DiscriminatorBlock, DiscriminatorEpilogue, FullyConnectedLayer, MappingNetwork
-from .networks import channels_by_resolution, check_label, check_resolution, check_shape, plain_kwargs
+from .networks import build_network, channels_by_resolution, check_label, check_resolution, check_shape, plain_kwargs
 from .ops import bias_act, conv2d_resample, filter2d, modulated_conv2d, setup_filter
 
 # %% ../nbs/13_stylegan.ipynb #4d5c765e
@@ -344,7 +344,4 @@ def build_stylegan(
     kwargs:dict, # the `init_kwargs` of a `StyleGANGenerator` or `StyleGANDiscriminator`
 )->nn.Module: # a new network with fresh weights, at full size
     "Make a network from its recorded arguments. Arguments that do not fit: `UserError`."
-    kind = StyleGANGenerator if 'z_dim' in kwargs else StyleGANDiscriminator
-    try: return kind(**kwargs)
-    except TypeError as e:
-        raise UserError(f'the arguments do not fit a {kind.__name__}: {e}', fix='use the init_kwargs that were saved with the weights') from e
+    return build_network(StyleGANGenerator if 'z_dim' in kwargs else StyleGANDiscriminator, kwargs)

@@ -12,7 +12,7 @@ from torch import nn
 
 from .core import UserError, check_choice
 from .layers import Conv2dLayer, FullyConnectedLayer, MappingNetwork, scaled_act
-from .networks import (HALF_DTYPES, channels_by_resolution, check_resolution, check_shape, compute_dtype, fp16_from, parameter_table,
+from .networks import (HALF_DTYPES, build_network, channels_by_resolution, check_resolution, check_shape, compute_dtype, fp16_from, parameter_table,
                                  plain_kwargs)
 from .ops import ACTIVATIONS, modulated_conv2d, setup_filter, upsample2d
 
@@ -249,6 +249,4 @@ def build_generator(
     kwargs:dict, # the `init_kwargs` of a `Generator`
 )->Generator: # a new one with fresh weights
     "Make a generator from its recorded arguments. Arguments that do not fit: `UserError`."
-    try: return Generator(**kwargs)
-    except TypeError as e:
-        raise UserError(f'the arguments do not fit a Generator: {e}', fix='use the init_kwargs that were saved with the weights') from e
+    return build_network(Generator, kwargs)

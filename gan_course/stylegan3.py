@@ -13,10 +13,10 @@ import torch
 from fastcore.basics import patch
 from torch import nn
 
-from .core import UserError
+from .core import UserError, check_choice
 from .fast_ops import lean_filtered_lrelu
 from .layers import FullyConnectedLayer, MappingNetwork
-from .networks import HALF_DTYPES, check_resolution, check_shape, compute_dtype, plain_kwargs
+from .networks import HALF_DTYPES, build_network, check_resolution, check_shape, compute_dtype, plain_kwargs
 from .ops import design_lowpass_filter, modulated_conv2d_sg3
 
 # %% ../nbs/15_stylegan3.ipynb #b4448946
@@ -170,11 +170,11 @@ def forward(self:SynthesisLayer,
 )->torch.Tensor: # [N, out_channels, out_size, out_size]
     "Normalise, modulate, convolve, bend without aliasing."
     s, full = self.spec, self.weight.dtype
-    if update_emas: self.magnitude_ema.copy_(x.detach().to(full).square().mean().lerp(self.magnitude_ema.to(full), self.magnitude_ema_beta))
+    if update_emas: self.magnitude_ema.copy_(x.detach().to(full).square().mean().lerp(self.magnitude_ema, self.magnitude_ema_beta))
     dtype = compute_dtype(self.weight, s['fp16'] and self.half_dtype, force_fp32)
     styles = self.affine(w)
     if s['torgb']: styles = styles/(s['in_channels']*s['kernel']**2)**.5
-    x = modulated_conv2d_sg3(x.to(dtype), self.weight, styles, demodulate=not s['torgb'], padding=s['kernel']-1, input_gain=self.magnitude_ema.to(full).rsqrt())
+    x = modulated_conv2d_sg3(x.to(dtype), self.weight, styles, demodulate=not s['torgb'], padding=s['kernel']-1, input_gain=self.magnitude_ema.rsqrt())
     bend = dict(gain=1, slope=1) if s['torgb'] else {}
     return lean_filtered_lrelu(x, self.up_filter, self.down_filter, self.bias, up=s['up'], down=s['down'], padding=s['padding'], clamp=self.conv_clamp, **bend)
 
@@ -194,7 +194,7 @@ class SynthesisNetwork(nn.Module):
         super().__init__()
         self.w_dim, self.img_resolution, self.img_channels, self.output_scale = w_dim, check_resolution(img_resolution, 16), img_channels, output_scale
         self.specs = layer_specs(img_resolution, img_channels, **spec_kwargs)
-        if half_dtype not in HALF_DTYPES: raise UserError('unknown half precision', value=half_dtype, limit=', '.join(HALF_DTYPES), path='half_dtype', fix='choose one of these')
+        check_choice(half_dtype, list(HALF_DTYPES), 'half_dtype')
         first = self.specs[0]
         self.input = SynthesisInput(w_dim, first['in_channels'], first['in_size'], first['in_rate'], first['in_cutoff'])
         self.layer_names, self.num_ws = [s['name'] for s in self.specs], len(self.specs)+1
@@ -280,5 +280,4 @@ def build_stylegan3(
     kwargs:dict, # the `init_kwargs` of a `StyleGAN3Generator`
 )->StyleGAN3Generator: # a new one with fresh weights
     "Make a generator from its recorded arguments. Arguments that do not fit: `UserError`."
-    try: return StyleGAN3Generator(**kwargs)
-    except TypeError as e: raise UserError(f'the arguments do not fit a StyleGAN3Generator: {e}', fix='use the init_kwargs that were saved with the weights') from e
+    return build_network(StyleGAN3Generator, kwargs)
