@@ -23,7 +23,7 @@ from .health import Health, diversity
 from .memory import measure_memory
 from .precision import FiniteGuard, NonFiniteError, sanitize_gradients
 from .growing import GrowingSchedule, adam_reset_due, fade_reals
-from .training import (Phase, Stats, TrainConfig, append_line, batch_rounds, check_finite, ema_beta, endless_batches, grid_latents, images_ahead, make_augment, make_phases, memory_fields,
+from .training import (Phase, Stats, TrainConfig, append_line, batch_rounds, check_finite, blur_sigma, ema_beta, endless_batches, grid_latents, images_ahead, make_augment, make_phases, memory_fields,
                                  note_signals, tick_line, update_ema)
 
 # %% ../nbs/30_gan_trainer.ipynb #6b2d0f3e
@@ -142,6 +142,7 @@ def set_growth(self:Trainer,
 def train_iteration(self:Trainer)->None:
     "One batch of real pictures through every phase whose turn it is, then the moving average, growth and augmentation."
     if self.iteration % 4 == 0: self.apply_schedule()
+    self.loss.blur_sigma = blur_sigma(self.cfg, self.nimg)
     real, c = self.next_batch()
     for phase in self.phases:
         if self.iteration % phase.interval == 0: self.run_phase(phase, real, c)
