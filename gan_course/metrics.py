@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SHORT', 'LABELS', 'CHUNK', 'Metric', 'metric_table', 'find_metric', 'score_name', 'cache_folder', 'kept',
            'chunk_features', 'extract', 'extract_key', 'measure', 'net_key', 'feature_nets', 'compare_sets', 'evaluate',
-           'path_lengths', 'path_metric']
+           'path_lengths', 'path_metric', 'eq_metric']
 
 # %% ../nbs/46_metrics.ipynb #114e587c
 import hashlib
@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from . import __version__
 from .core import UserError, atomic_write, check_choice, choose_device
+from .equivariance import Movements, equivariance
 from .features import FeatureNet
 from .path_length import PATHS, PathDistance, PathPairs, path_score
 from .samples import FakeImages, group_place, open_dataset, open_pictures, share
@@ -34,7 +35,7 @@ from .scores import Score, frechet, inception_score, kernel_distance, precision_
 class Metric:
     "What a name stands for."
     kind:str # fid, kid, isc, prc, ppl or eq
-    fakes:int = 50000 # generated pictures, or pairs
+    fakes:int = 50000 # generated pictures, or pairs of them
     reals:int|None = None # most real pictures; None: all
     features:str = "inception" # the feature network that the name belongs to
     options:dict = field(default_factory=dict) # of the score
@@ -49,17 +50,16 @@ def metric_table()->dict[str, Metric]: # name -> what it stands for
         out |= {f"fid{n}k": Metric("fid", size, size), f"kid{n}k": Metric("kid", size, size), f"pr{n}k3": Metric("prc", size, size, "vgg16"), f"is{n}k": Metric("isc", size)}
     out |= {name: Metric("ppl", features="lpips", options=options) for name, options in PATHS.items()}
     out |= {"ppl1k_wend": Metric("ppl", 1000, features="lpips", options=PATHS["ppl2_wend"])}
-    return out | {name: Metric("eq", features="none") for name in ("eqt50k_int", "eqt50k_frac", "eqr50k")}
+    eq = {"eqt{}k_int": "eqt_int", "eqt{}k_frac": "eqt_frac", "eqr{}k": "eqr"}
+    return out | {name.format(n): Metric("eq", n * 1000, features="none", options=dict(kind=kind)) for n in (50, 10, 5, 1) for name, kind in eq.items()}
 
 # %% ../nbs/46_metrics.ipynb #5594a7cb
 def find_metric(
     name:str # for example fid50k_full
 )->Metric: # what it stands for
-    "A metric by its name. Raises `UserError` that lists the names, or for one that is not there yet."
+    "A metric by its name. Raises `UserError` that lists the names."
     table = metric_table()
-    metric = table[check_choice(name, list(table), "metrics")]
-    if metric.kind == "eq": raise UserError("equivariance is not there yet", value=name, path="metrics", fix="leave it out; it comes with StyleGAN3")
-    return metric
+    return table[check_choice(name, list(table), "metrics")]
 
 # %% ../nbs/46_metrics.ipynb #aa3cb2b3
 SHORT = {"fid": "fd", "kid": "kd", "isc": "cs", "prc": "pr", "ppl": "pl"} # beginnings of names with other features
@@ -72,6 +72,7 @@ def score_name(
     features:str # what is really used
 )->tuple[str, str]: # the name of the score, and what its number may be called
     "The official name with the official features, else another."
+    if metric.kind == "eq": return name, {"eqt_int": "EQ-T", "eqt_frac": "EQ-T, fractional", "eqr": "EQ-R"}[metric.options["kind"]] + " (dB)"
     official, other = LABELS[metric.kind]
     if features == metric.features: return name, official
     start = {"isc": "is", "prc": "pr"}.get(metric.kind, metric.kind)
@@ -185,7 +186,8 @@ def feature_nets(
 )->dict: # as `net_key` says -> `FeatureNet` or `PathDistance`
     "All networks that some metrics need, each once. Raises `UserError` for missing weights."
     kinds = {}
-    for m in metrics.values(): kinds.setdefault(net_key(m, features), set()).add(m.kind)
+    for m in metrics.values():
+        if m.kind != "eq": kinds.setdefault(net_key(m, features), set()).add(m.kind)
     return {(use, f): PathDistance(f, weights, device, download) if use == "path" else FeatureNet(f, tuple(sorted(k)), weights, device, download) for (use, f), k in kinds.items()}
 
 # %% ../nbs/46_metrics.ipynb #234ca2ec
@@ -241,8 +243,9 @@ def evaluate(
     o = dict(seed=seed, truncation_psi=truncation_psi, name=name, mirror=mirror, cache=cache or cache_folder(), progress=progress)
     scores, made, work = [], {}, set()
     for n, m in metrics.items():
-        start, label, net = time.time(), score_name(n, m, features or m.features), nets[net_key(m, features)]
-        score = path_metric(label, m, net, fakes, data, o, work) if m.kind == "ppl" else compare_sets(label, m, net, fakes, data, o, made, work)
+        start, label, net = time.time(), score_name(n, m, features or m.features), nets.get(net_key(m, features))
+        if m.kind == "eq": score = eq_metric(label, m, fakes, data, o)
+        else: score = path_metric(label, m, net, fakes, data, o, work) if m.kind == "ppl" else compare_sets(label, m, net, fakes, data, o, made, work)
         score.record |= {"date": time.strftime("%Y-%m-%dT%H:%M:%S"), "seconds": round(time.time() - start, 2), "device": where}
         scores.append(score)
     if group_place()[0] == 0:
@@ -286,3 +289,18 @@ def path_metric(
     found = path_score(pairs, distance, path_lengths(pairs, distance, folder, o["progress"]))
     numbers = {label[0]: found["value"], f"{label[0]}_std": found["std"], f"{label[0]}_error": found["standard_error"]}
     return Score(*label, numbers, {**pairs.describe(), **distance.describe(), "rejection": found["rejection"], "code": __version__})
+
+# %% ../nbs/46_metrics.ipynb #478b9d74
+def eq_metric(
+    label:tuple[str, str], # as `score_name` gives it
+    metric:Metric, # what to measure
+    G:torch.nn.Module, # a generator
+    data:object, # the labels of a conditional generator, else not used
+    o:dict # seed, name, progress
+)->Score: # with its record
+    "EQ-T or EQ-R of a generator. Raises `UserError` for anything but a generator that can be moved."
+    if not isinstance(G, torch.nn.Module): raise UserError("equivariance is measured on a generator", value=type(G).__name__, limit="a network", path=label[0], fix="give a snapshot or run folder, or leave this metric out")
+    pairs = Movements(G, metric.fakes, seed=o["seed"], labels=data if G.c_dim else None, name=o["name"], **metric.options)
+    found = equivariance(pairs, o["progress"])
+    numbers = {label[0]: found["value"], f"{label[0]}_low": found["low"], f"{label[0]}_high": found["high"]}
+    return Score(*label, numbers, {**pairs.describe(), "code": __version__}, (), False)

@@ -129,7 +129,15 @@ def pose(self:SynthesisInput,
 def forward(self:SynthesisInput,
     w:torch.Tensor, # [N, w_dim]
 )->torch.Tensor: # [N, channels, size, size], float32 (float64 where the weights are)
-    "Draw the waves on the grid and mix them."
+    "Draw the waves on the grid and mix them; never in half precision, in which the places of the waves would be wrong."
+    with torch.autocast(w.device.type, enabled=False): return self.draw(w)
+
+# %% ../nbs/15_stylegan3.ipynb #36be7da6
+@patch
+def draw(self:SynthesisInput,
+    w:torch.Tensor, # [N, w_dim]
+)->torch.Tensor: # [N, channels, size, size], in the type of w
+    "The waves of `forward`."
     m = self.pose(w)
     freqs = self.freqs.to(w.dtype) @ m[:, :2, :2]                                                     # [N, channels, 2]
     phases = self.phases.to(w.dtype) + (self.freqs.to(w.dtype) @ m[:, :2, 2:]).squeeze(2)             # [N, channels]
