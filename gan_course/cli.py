@@ -21,7 +21,7 @@ from .console import clear_errors, command_path, next_run_dir, python_options
 from .core import UserError, choose_device, format_time
 from .faces import FacesDataset
 from .gan_trainer import Trainer
-from .generate import PRETRAINED, find_snapshot, generate_images, load_generator, parse_seeds, style_mix
+from .generate import PRETRAINED, find_snapshot, generate_images, keyframes, load_generator, move_generator, parse_pair, parse_seeds, save_video, style_mix, walk, walk_frames
 from .images import DecodePolicy, image_grid, save_image
 from .measure_run import MeasureSnapshots, metric_names, process_group, run_folder, training_data, training_metrics, write_score
 from .metrics import evaluate, feature_nets, find_metric
@@ -104,7 +104,7 @@ def gan_quickstart(
 def gan_train(
     data:str=None, # folder or zip of square pictures of one power-of-two size, or records of the TensorFlow code
     outdir:str="runs", # folder of all runs
-    cfg:str="auto", # auto, stylegan2, paper256, paper512, paper1024, cifar, config-a to config-f
+    cfg:str="auto", # auto, stylegan2, paper256, paper512, paper1024, cifar, config-a to config-f, stylegan3-t, stylegan3-r
     gpus:int=1, # devices
     batch:int=None, # images in one optimiser step, over all devices; by default as in cfg
     batch_gpu:int=None, # images in one pass; less needs less memory
@@ -142,7 +142,7 @@ def gan_train(
     device:str="auto", # ours: auto, cpu, cuda or mps
     dry_run:bool=False # say what would be done, measure a few steps, write nothing
 )->None:
-    "Train StyleGAN2 on pictures that gan_pack or the official dataset_tool prepared."
+    "Train StyleGAN2 or StyleGAN3 on pictures that gan_pack or the official dataset_tool prepared."
     options = dict(locals())
     check_options(options)
     dataset, where = open_dataset(data, cond, mirror), choose_device(device)
@@ -173,12 +173,24 @@ def gan_generate(
     noise_mode:str="const", # const, random or none
     mix:str=None, # seeds of a second set: make a style-mixing table with `seeds` as rows
     styles:str="0-3", # layers that a mixing table takes from its columns
+    translate:str="0,0", # StyleGAN3: move the pictures right and down, in sides of the picture
+    rotate:float=0.0, # StyleGAN3: turn the pictures anti-clockwise, degrees
+    video:str=None, # write a latent walk through the seeds to this file: .webp, .gif, or .mp4 where ffmpeg is installed
+    grid:str="1x1", # columns and rows of the video
+    num_keyframes:int=None, # keyframes of each cell of the video; by default seeds / cells
+    w_frames:int=120, # frames from a keyframe to the next
+    fps:float=None, # frames per second; by default 60, in a .gif 50
     outdir:str=None, # where the pictures go; by default below the network
     device:str="auto" # auto, cpu, cuda or mps
 )->None:
-    "Write one PNG for each seed and a grid, or a style-mixing table."
+    "Write one PNG for each seed and a grid, or a style-mixing table, or a video."
     G, _ = load_generator(network, device)
+    move_generator(G, parse_pair(translate), rotate)
     numbers, source = parse_seeds(seeds), Path(network)
+    if video is not None:
+        ws = keyframes(G, numbers, parse_pair(grid, "x", int, "grid"), num_keyframes, trunc, class_idx)
+        print(f"Wrote {save_video(video, walk_frames(G, walk(ws, w_frames)), fps or (50 if video.lower().endswith('.gif') else 60))}")
+        return
     out = Path(outdir) if outdir else (source if source.is_dir() else source.parent) / "generated"
     out.mkdir(parents=True, exist_ok=True)
     if mix is not None:

@@ -68,7 +68,7 @@ def load_safetensors(
     "Build a network from an export. Raises `UserError` when a file is missing, damaged, or belongs to another."
     tensors, info = _paths(path)
     record = load_json(info)
-    kinds = ['stylegan2.Generator', 'layers.Discriminator', 'stylegan.Generator', 'stylegan.Discriminator']
+    kinds = ['stylegan2.Generator', 'stylegan3.Generator', 'layers.Discriminator', 'stylegan.Generator', 'stylegan.Discriminator']
     if not isinstance(record, dict) or not {'kind', 'init_kwargs', 'sha256'} <= set(record): raise UserError('describes no network', limit='kind, init_kwargs and sha256', path=info, fix='give a file that export_safetensors wrote')
     check_choice(record['kind'], kinds, f'{info}: kind')
     try: data = tensors.read_bytes()

@@ -16,6 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from test_parity_stylegan3 import GENERATORS
+
 from gan_course.checkpoint import save_checkpoint
 from gan_course.core import UserError
 from gan_course.layers import Discriminator, build_discriminator
@@ -110,14 +112,6 @@ def write(tmp_path_factory):
 def weights(name): return dict(tensors=str(FIXTURES / f"{name}.safetensors"), prefix="weights.")
 
 
-def stylegan3_tensors(folder):
-    from safetensors.torch import save_file
-    t = {"mapping.fc0.weight": torch.randn(8, 8), "mapping.w_avg": torch.zeros(8), "synthesis.input.weight": torch.randn(4, 4), "synthesis.input.freqs": torch.randn(4, 2),
-         "synthesis.input.transform": torch.eye(3), "synthesis.L0_36_512.weight": torch.randn(4, 4, 3, 3), "synthesis.L0_36_512.magnitude_ema": torch.ones([])}
-    save_file(t, folder / "sg3.safetensors")
-    return t, dict(tensors=str(folder / "sg3.safetensors"))
-
-
 @pytest.fixture(scope="session")
 def ada(write):
     "As stylegan2-ada-pytorch writes it: synthesis_kwargs as a dictionary, clamp and half precision given."
@@ -209,12 +203,20 @@ def test_the_full_arguments_of_converted_networks_fit_ours():
         assert build(ours).init_kwargs["conv_clamp"] is None and left_out == (["fp16_channels_last"] if kwargs is d else []) and json.dumps(kwargs) == before
 
 
-def test_stylegan3_reads_as_data_and_says_when_its_network_comes(write, tmp_path):
-    tensors, where = stylegan3_tensors(tmp_path)
-    path = write("sg3.pkl", dict(G_ema=dict(class_name="Generator", kwargs=dict(z_dim=8, c_dim=0, w_dim=8, img_resolution=32, img_channels=3), **where)))
-    state = read_network_pickle(path)["G_ema"].state_dict
-    assert state.keys() == tensors.keys() and all(torch.equal(state[k], t) for k, t in tensors.items()) and network_kind(state) == "stylegan3.Generator"
-    with pytest.raises(UserError, match="sg3.pkl: a StyleGAN3 generator: its tensors can be read, but the network itself comes with the StyleGAN3 notebook"): load_official(path)
+@pytest.mark.parametrize("variant", ["t", "r"])
+def test_stylegan3_images_are_those_of_the_papers_code(write, variant):
+    "As stylegan3 writes it: flat arguments, the mapping's depth left to that repository's default."
+    kwargs = {k: v for k, v in GENERATORS[f"sg3{variant}_generator"].items() if k != "mapping_kwargs"}
+    path = write(f"sg3{variant}.pkl", dict(G_ema=dict(class_name="Generator", kwargs=kwargs, **weights(f"sg3{variant}_generator"))))
+    t = load_file(FIXTURES / f"sg3{variant}_generator.safetensors")
+    G = load_official(path)
+    with torch.no_grad(): img = G.double()(t["z"].double())
+    assert (img - t["img.f64"]).norm() < 1e-6 * t["img.f64"].norm()
+
+
+def test_stylegan3_with_another_upsampling_is_refused(write):
+    path = write("sg3up.pkl", dict(G_ema=dict(class_name="Generator", kwargs={**GENERATORS["sg3t_generator"], "lrelu_upsampling": 4}, **weights("sg3t_generator"))))
+    with pytest.raises(UserError, match="lrelu_upsampling"): load_official(path)
 
 
 def test_wrong_names_and_other_networks(ada, write, tmp_path):
@@ -223,7 +225,7 @@ def test_wrong_names_and_other_networks(ada, write, tmp_path):
     from safetensors.torch import save_file
     save_file({"Hz_geom": torch.ones(12)}, tmp_path / "a.safetensors")
     path = write("augment.pkl", dict(augment_pipe=dict(class_name="AugmentPipe", kwargs=dict(xflip=1), tensors=str(tmp_path / "a.safetensors"))))
-    with pytest.raises(UserError, match="no network of StyleGAN2 .found augment_pipe of class AugmentPipe"): load_official(path, "augment_pipe")
+    with pytest.raises(UserError, match="no network of StyleGAN2 or StyleGAN3 .found augment_pipe of class AugmentPipe"): load_official(path, "augment_pipe")
     g = dict(class_name="Generator", kwargs=dict(G_KWARGS, mapping_kwargs=dict(num_layers=2), **SMALL), **weights("sg2_generator"))
     path = write("odd.pkl", dict(G=g | dict(kwargs=g["kwargs"] | dict(invented=1)), G_ema=g | dict(kwargs=g["kwargs"] | dict(mapping_kwargs=dict(num_layers=3)))))
     with pytest.raises(UserError, match="arguments do not fit a Generator.*invented"): load_official(path, "G")
