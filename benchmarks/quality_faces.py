@@ -51,6 +51,7 @@ def main(
     minutes:float=10, # wall time of training
     batch:int=64, # images in one step
     lr:float=0.003, # learning rate of G; of D too, but with StyleGAN3, where D has 0.8 of it as officially
+    layers:int=14, # of StyleGAN3's generator before to-RGB
     blur_kimg:float=50, # with stylegan3-r: how long D sees blurred pictures
     gamma:float=1.0, # weight of R1
     cbase:int=4096, # channels times resolution
@@ -74,7 +75,7 @@ def main(
     if cfg == "stylegan3-r": train |= dict(blur_fade_kimg=blur_kimg)
     settings = resolve(cfg, resolution, row=row, train=train)
     settings.G_kwargs.update(z_dim=z_dim, w_dim=z_dim)
-    if not three: settings.G_kwargs["use_noise"] = False
+    settings.G_kwargs |= dict(num_layers=layers) if three else dict(use_noise=False)
     settings.D_kwargs["channel_max"] = d_cmax
     if architecture:
         settings.D_kwargs["architecture"] = architecture

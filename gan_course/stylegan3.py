@@ -130,22 +130,15 @@ def forward(self:SynthesisInput,
     w:torch.Tensor, # [N, w_dim]
 )->torch.Tensor: # [N, channels, size, size], float32 (float64 where the weights are)
     "Draw the waves on the grid and mix them; never in half precision, in which the places of the waves would be wrong."
-    with torch.autocast(w.device.type, enabled=False): return self.draw(w)
-
-# %% ../nbs/15_stylegan3.ipynb #36be7da6
-@patch
-def draw(self:SynthesisInput,
-    w:torch.Tensor, # [N, w_dim]
-)->torch.Tensor: # [N, channels, size, size], in the type of w
-    "The waves of `forward`."
-    m = self.pose(w)
-    freqs = self.freqs.to(w.dtype) @ m[:, :2, :2]                                                     # [N, channels, 2]
-    phases = self.phases.to(w.dtype) + (self.freqs.to(w.dtype) @ m[:, :2, 2:]).squeeze(2)             # [N, channels]
-    fade = (1-(freqs.norm(dim=2)-self.bandwidth)/(self.sampling_rate/2-self.bandwidth)).clamp(0, 1)
-    p = (torch.arange(self.size, device=w.device, dtype=w.dtype)+.5-self.size/2)/self.sampling_rate   # centres of pixels
-    x = freqs[:, None, None, :, 0]*p[None, None, :, None] + freqs[:, None, None, :, 1]*p[None, :, None, None]
-    x = (2*math.pi*(x+phases[:, None, None])).sin()*fade[:, None, None]
-    return (x @ (self.weight/self.channels**.5).T).permute(0, 3, 1, 2)
+    with torch.autocast(w.device.type, enabled=False):
+        m = self.pose(w)
+        freqs = self.freqs.to(w.dtype) @ m[:, :2, :2]                                                     # [N, channels, 2]
+        phases = self.phases.to(w.dtype) + (self.freqs.to(w.dtype) @ m[:, :2, 2:]).squeeze(2)             # [N, channels]
+        fade = (1-(freqs.norm(dim=2)-self.bandwidth)/(self.sampling_rate/2-self.bandwidth)).clamp(0, 1)
+        p = (torch.arange(self.size, device=w.device, dtype=w.dtype)+.5-self.size/2)/self.sampling_rate   # centres of pixels
+        x = freqs[:, None, None, :, 0]*p[None, None, :, None] + freqs[:, None, None, :, 1]*p[None, :, None, None]
+        x = (2*math.pi*(x+phases[:, None, None])).sin()*fade[:, None, None]
+        return (x @ (self.weight/self.channels**.5).T).permute(0, 3, 1, 2)
 
 # %% ../nbs/15_stylegan3.ipynb #af106b87
 class SynthesisLayer(nn.Module):
