@@ -3,7 +3,7 @@
     python benchmarks/filtered_lrelu.py --out FOLDER
     GAN_COURSE_COMMIT=... where the copy has no git history
 
-Both sides run in turn in one process; medians. On a CPU the shapes are small and peak memory is that of live tensors.
+Both sides run in turn in one process; medians. On a CPU the shapes are small, and memory is what autograd keeps.
 FOLDER receives filtered_lrelu_cpu.json or filtered_lrelu_cuda.json.
 """
 import statistics
@@ -23,14 +23,14 @@ SIDES = {"plain": filtered_lrelu, "lean": lean_filtered_lrelu}
 
 
 class LiveBytes:
-    "Peak of the bytes that autograd keeps for the backward pass, beside the input: the measure of the CPU, which has no counter of its own."
+    "The bytes that autograd keeps for backward passes: the measure of the CPU, which has no counter of its own."
     def __enter__(self):
         self.seen = {}
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t)
         self.hooks.__enter__()
         return self
     def pack(self, t):
-        self.seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        self.seen[t.untyped_storage().data_ptr()] = (t.untyped_storage().nbytes(), t)   # held, or its address would be used again
         return t
     def __exit__(self, *a): self.hooks.__exit__(*a)
 
@@ -47,7 +47,7 @@ def once(step, device):
         return time.perf_counter() - start, torch.cuda.max_memory_allocated() - before
     start = time.perf_counter()
     with LiveBytes() as live: step()
-    return time.perf_counter() - start, sum(live.seen.values())
+    return time.perf_counter() - start, sum(n for n, _ in live.seen.values())
 
 
 def compare(steps, device, runs):
