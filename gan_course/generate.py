@@ -52,7 +52,7 @@ def seeds_to_z(
     return torch.from_numpy(np.stack([np.random.RandomState(s).randn(z_dim) for s in seeds])).float()
 
 # %% ../nbs/43_generate.ipynb #8ae0ef47
-PRETRAINED = ("faces64",)                                        # names of the networks inside the package
+PRETRAINED = ("faces64", "faces32-t", "faces32-r")                                        # names of the networks inside the package
 
 # %% ../nbs/43_generate.ipynb #e6baa99b
 def pretrained_path(
