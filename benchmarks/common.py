@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from gan_course.core import save_json
+from gan_course.equivariance import EQ_KINDS, Movements, equivariance
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
@@ -49,3 +50,8 @@ def write_record(name, modules, result, folder=None):
     folder = Path(folder or RECORDS)
     folder.mkdir(parents=True, exist_ok=True)
     return save_json(folder / f"{name}.json", {**provenance(modules), **result})
+
+
+def moves(G, count):
+    "EQ-T, EQ-T fractional and EQ-R of a generator: kind -> dB with its interval."
+    return {kind: {k: round(v, 3) for k, v in equivariance(Movements(G, count, kind), progress=False).items()} for kind in EQ_KINDS}

@@ -1,6 +1,6 @@
 """EQ-T, EQ-T fractional and EQ-R of several generators.
 
-    python benchmarks/equivariance.py faces64,faces32-t,faces32-r --count 400 --out FOLDER
+    python benchmarks/equivariance.py --networks faces64,faces32-t,faces32-r --count 400 --out FOLDER
     GAN_COURSE_COMMIT=... where the copy has no git history
 
 FOLDER receives equivariance_faces.json.
@@ -8,11 +8,10 @@ FOLDER receives equivariance_faces.json.
 import time
 
 import torch
-from common import RECORDS, write_record
+from common import RECORDS, moves, write_record
 from fastcore.script import call_parse
 
 from gan_course.core import choose_device
-from gan_course.equivariance import EQ_KINDS, Movements, equivariance
 from gan_course.generate import load_generator
 from gan_course.samples import weights_digest
 
@@ -23,7 +22,7 @@ def row(name, count, device):
     "What one network reached."
     G, about = load_generator(name, device)
     start = time.perf_counter()
-    scores = {kind: {k: round(v, 3) for k, v in equivariance(Movements(G, count, kind), progress=False).items()} for kind in EQ_KINDS}
+    scores = moves(G, count)
     print(name, scores, flush=True)
     return {"network": type(G).__name__, "resolution": G.img_resolution, "kimg": about.get("kimg"), "weights": weights_digest(G), "pictures": count,
             "scores": scores, "seconds": round(time.perf_counter() - start, 1)}

@@ -10,11 +10,10 @@ import shutil
 from pathlib import Path
 
 import torch
-from common import write_record
+from common import moves, write_record
 from fastcore.script import call_parse
 
 from gan_course.core import choose_device
-from gan_course.equivariance import EQ_KINDS, Movements, equivariance
 from gan_course.faces import FacesDataset
 from gan_course.gan_trainer import Trainer
 from gan_course.images import image_grid, save_image, to_float
@@ -30,11 +29,6 @@ def curves(run_dir):
     "name -> [[kimg, mean], ...] of every tick."
     series, _ = read_stats(run_dir)
     return {name: [[kimg, round(mean, 5)] for kimg, mean in series[name]] for name in CURVES if name in series}
-
-
-def moves(G, count):
-    "kind -> dB with its interval."
-    return {kind: {k: round(v, 3) for k, v in equivariance(Movements(G, count, kind), progress=False).items()} for kind in EQ_KINDS} if count else {}
 
 
 def go_on(trainer, snapshot):
@@ -68,10 +62,9 @@ def main(
     device:str="auto" # where to train
 ):
     "Train, and write the record."
-    row = dict(channel_base=cbase, channel_max=cmax, map_depth=2, precision=precision, mixing_prob=0.5, pl_weight=0.0)
     three = cfg.startswith("stylegan3")
+    row = dict(channel_base=cbase, channel_max=cmax, map_depth=2, precision=precision, mixing_prob=0.0 if three else 0.5, pl_weight=0.0)
     train = dict(batch=batch, g_lr=lr, d_lr=0.8 * lr if three else lr, r1_gamma=gamma, kimg=1e6, max_seconds=minutes * 60, ema_kimg=20.0, ema_rampup=0.05, tick_kimg=16, snapshot_ticks=8, image_ticks=8, keep=1, tf32=True, workers=workers)
-    if three: train |= dict(mixing_prob=0.0)
     if cfg == "stylegan3-r": train |= dict(blur_fade_kimg=blur_kimg)
     settings = resolve(cfg, resolution, row=row, train=train)
     settings.G_kwargs.update(z_dim=z_dim, w_dim=z_dim)
@@ -90,5 +83,5 @@ def main(
     save_image(out / f"{stem}.png", image_grid(torch.cat([trainer.sample_grid(), real]), cols=12))
     export_safetensors(snapshot, out / f"faces{resolution}{name}", dtype="float16")
     write_record(stem, MODULES, {"resolution": resolution, "kimg": trainer.nimg / 1000, "seconds": round(trainer.seconds, 1),
-                                 "settings": settings.to_dict(), "equivariance": moves(trainer.G_ema, eq), "curves": curves(out / "run")}, out)
+                                 "settings": settings.to_dict(), "equivariance": moves(trainer.G_ema, eq) if eq else {}, "curves": curves(out / "run")}, out)
     print(stem, f"{trainer.nimg / 1000:.0f} kimg in {trainer.seconds:.0f} s, {trainer.seconds * 1000 / trainer.nimg:.2f} s per kimg", flush=True)

@@ -189,7 +189,7 @@ def gan_generate(
     numbers, source = parse_seeds(seeds), Path(network)
     if video is not None:
         ws = keyframes(G, numbers, parse_pair(grid, "x", int, "grid"), num_keyframes, trunc, class_idx)
-        print(f"Wrote {save_video(video, walk_frames(G, walk(ws, w_frames)), fps or (50 if video.lower().endswith('.gif') else 60))}")
+        print(f"Wrote {save_video(video, walk_frames(G, walk(ws, w_frames)), (50 if video.lower().endswith('.gif') else 60) if fps is None else fps)}")
         return
     out = Path(outdir) if outdir else (source if source.is_dir() else source.parent) / "generated"
     out.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EQ_KINDS', 'translate_integer', 'lanczos_matrix', 'translate_fraction', 'rotation', 'affine_filter', 'rotate',
            'pseudo_rotate', 'moved_input', 'squared_errors', 'psnr_db', 'Movements', 'equivariance', 'pixel_stats',
-           'whitened_spectrum', 'spectrum_slices', 'plot_spectra']
+           'whitened_spectrum', 'decibels', 'spectrum_slices', 'plot_spectra']
 
 # %% ../nbs/41_equivariance.ipynb #c04f4b44
 import math
@@ -20,8 +20,9 @@ from tqdm.auto import tqdm
 
 from .core import UserError, check_choice
 from .ops import filter2d, upsample2d
-from .plots import PALETTE, finish_figure, new_figure
-from .samples import exact_float32, group_place, share, weights_digest
+from .plots import DASHES, PALETTE, new_figure
+from .samples import check_request, exact_float32, group_place, share, weights_digest
+from .stylegan3 import user_transform
 
 # %% ../nbs/41_equivariance.ipynb #40c528f3
 def translate_integer(
@@ -66,8 +67,7 @@ def rotation(
     angle:float # radians, anti-clockwise as seen
 )->torch.Tensor: # float32 [3, 3]
     "The matrix of a rotation about the centre, for coordinates whose y points down as in pictures."
-    c, s = math.cos(angle), math.sin(angle)
-    return torch.tensor([[c, s, 0], [-s, c, 0], [0, 0, 1]])
+    return user_transform(rotate=math.degrees(angle))
 
 # %% ../nbs/41_equivariance.ipynb #6b5c57f3
 def _oriented(xs, ys, function):
@@ -158,8 +158,7 @@ def squared_errors(
     else:
         t = [v * size / 8 for v in (a, b)]
         if kind == "eqt_int": t = [round(v) for v in t]
-        matrix = torch.eye(3)
-        matrix[:2, 2] = -torch.tensor(t) / size
+        matrix = user_transform([-v / size for v in t])
     with moved_input(G, matrix): img = G.synthesis(ws, noise_mode="const", force_fp32=True)
     if kind != "eqr": ref, mask = (translate_integer if kind == "eqt_int" else translate_fraction)(orig, *t)
     else:
@@ -188,8 +187,7 @@ class Movements:
         labels:torch.utils.data.Dataset|None=None, # where labels are drawn from; needed if G.c_dim is not 0
         name:str="generator" # for the record, for example the snapshot
     ):
-        if count < 1: raise UserError("no pictures to generate", value=count, limit="1 or more", path="count", fix="ask for at least one")
-        if G.c_dim and (labels is None or labels.label_dim != G.c_dim): raise UserError("this generator needs labels", value="none" if labels is None else f"{labels.label_dim} classes", limit=f"{G.c_dim} classes", path=name, fix="give the labelled data that it was trained on (--data, with --cond)")
+        check_request(G, count, labels, name)
         check_choice(kind, list(EQ_KINDS), "kind")
         with moved_input(G, torch.eye(3)): pass
         self.G, self.count, self.kind, self.seed, self.labels, self.name = G, count, kind, seed, labels, name
@@ -263,14 +261,20 @@ def whitened_spectrum(
         total = total + torch.fft.fft2(x * window, s=(side * interp,) * 2).abs().square().mean(1).sum(0)
     return torch.fft.fftshift(total / len(source))
 
+# %% ../nbs/41_equivariance.ipynb #6741236a
+def decibels(
+    power:torch.Tensor # any shape
+)->torch.Tensor: # the same shape, -120 at least
+    "Power in dB."
+    return 10 * power.clamp(min=1e-12).log10()
+
 # %% ../nbs/41_equivariance.ipynb #650e99ed
 def spectrum_slices(
     power:torch.Tensor, # from `whitened_spectrum`
     resolution:int # side of the pictures, px
 )->dict: # angle (0 or 45) -> (frequencies in cycles per picture, dB)
     "The spectrum along an axis and along the diagonal, from the middle outwards."
-    n = len(power) // 2
-    db = 10 * power.clamp(min=1e-12).log10()
+    n, db = len(power) // 2, decibels(power)
     f = torch.arange(n) * resolution / len(power)
     return {0: (f, db[n, n:]), 45: (f * 2**.5, db.diagonal()[n:])}
 
@@ -287,12 +291,13 @@ def plot_spectra(
     for i, (name, power) in enumerate(spectra.items()):
         a = fig.add_subplot(grid[0, 2*i:2*i+2])
         f = (np.arange(len(power)) - len(power) // 2) * resolution / len(power)
-        heat = a.contourf(f, f, 10 * power.clamp(min=1e-12).log10().numpy(), levels=np.linspace(-40, 20, 13), extend="both")
+        heat = a.contourf(f, f, decibels(power).numpy(), levels=np.linspace(-40, 20, 13), extend="both")
         a.set(title=name, xlabel="cycles per picture", xlim=(-half, half), ylim=(-half, half), aspect="equal")
     fig.colorbar(heat, ax=a, label="dB")
+    slices = {name: spectrum_slices(power, resolution) for name, power in spectra.items()}
     for k, angle in enumerate((0, 45)):
         a = fig.add_subplot(grid[1, k*len(spectra):(k+1)*len(spectra)])
-        for i, (name, power) in enumerate(spectra.items()): a.plot(*spectrum_slices(power, resolution)[angle], label=name, color=PALETTE[i], ls=("-", "--", ":", "-.")[i % 4])
+        for i, (name, cut) in enumerate(slices.items()): a.plot(*cut[angle], label=name, color=PALETTE[i], ls=DASHES[i])
         a.set(title=f"{angle}°", xlabel="cycles per picture", ylabel="dB")
         a.legend()
     fig.suptitle(title)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PRETRAINED', 'parse_seeds', 'seeds_to_z', 'pretrained_path', 'find_snapshot', 'from_snapshot', 'load_generator',
-           'class_label', 'generate_images', 'check_layers', 'style_mix', 'parse_pair', 'move_generator', 'keyframes',
-           'walk', 'walk_frames', 'frame_times', 'save_video']
+           'class_label', 'generate_images', 'check_layers', 'seeds_to_ws', 'draw_ws', 'style_mix', 'parse_pair',
+           'move_generator', 'keyframes', 'walk', 'walk_frames', 'frame_times', 'save_video']
 
 # %% ../nbs/43_generate.ipynb #3d808544
 import math
@@ -139,6 +139,26 @@ def check_layers(
     if bad: raise UserError("the network has no such layer", value=bad, limit=f"0 to {num_ws - 1}", path="styles", fix="choose layers in that range")
     return layers
 
+# %% ../nbs/43_generate.ipynb #ccf417bb
+def seeds_to_ws(
+    G:torch.nn.Module, # generator in eval mode
+    seeds:list[int], # one latent each
+    truncation_psi:float=1.0, # 0 to 1
+    class_idx:int|None=None # class of a conditional network
+)->torch.Tensor: # [len(seeds), num_ws, w_dim], where G is
+    "The ws of seeds."
+    device = next(G.parameters()).device
+    return G.mapping(seeds_to_z(seeds, G.z_dim).to(device), class_label(G, class_idx, len(seeds)).to(device), truncation_psi=truncation_psi)
+
+# %% ../nbs/43_generate.ipynb #f35ef7bc
+def draw_ws(
+    G:torch.nn.Module, # generator in eval mode
+    ws:torch.Tensor, # [N, num_ws, w_dim], where G is
+    batch:int=16 # pictures drawn at once
+)->torch.Tensor: # float32 [N, C, H, W] on the CPU
+    "Pictures of ws, with constant noise, a few at a time."
+    return torch.cat([G.synthesis(w, noise_mode="const").float().cpu() for w in ws.split(batch)])
+
 # %% ../nbs/43_generate.ipynb #f03c1ba4
 @torch.no_grad()
 def style_mix(
@@ -150,16 +170,13 @@ def style_mix(
     class_idx:int|None=None # class of a conditional network
 )->torch.Tensor: # [(1 + rows) * (1 + columns), C, H, W], row by row; the corner is blank
     "A table of mixed pictures (StyleGAN, section 3.1)."
-    device, layers = next(G.parameters()).device, check_layers(col_styles, G.num_ws)
-    seeds = list(row_seeds) + list(col_seeds)
-    z, c = seeds_to_z(seeds, G.z_dim).to(device), class_label(G, class_idx, len(seeds)).to(device)
-    ws = G.mapping(z, c, truncation_psi=truncation_psi)
-    show = lambda w: torch.cat([G.synthesis(part, noise_mode="const").float().cpu() for part in w.split(16)])
+    layers = check_layers(col_styles, G.num_ws)
+    ws = seeds_to_ws(G, list(row_seeds) + list(col_seeds), truncation_psi, class_idx)
     rows, cols = ws[:len(row_seeds)], ws[len(row_seeds):]
     mixed = rows.repeat_interleave(len(cols), 0)
     mixed[:, layers] = cols.repeat(len(rows), 1, 1)[:, layers]
-    top, left = show(cols), show(rows)
-    body = show(mixed).unflatten(0, (len(rows), len(cols)))
+    top, left = draw_ws(G, cols), draw_ws(G, rows)
+    body = draw_ws(G, mixed).unflatten(0, (len(rows), len(cols)))
     lines = [torch.cat([left[i:i + 1], body[i]]) for i in range(len(rows))]
     return torch.cat([torch.ones_like(top[:1]), top, *lines])
 
@@ -207,9 +224,8 @@ def keyframes(
         raise UserError("the seeds do not fill the grid", value=f"{len(seeds)} seeds", limit=f"a multiple of {cells}, the cells of the grid", path="seeds", fix=f"give for example {2 * cells} seeds, or num_keyframes")
     n = len(seeds) // cells if num_keyframes is None else num_keyframes
     if n < 1: raise UserError("a walk needs keyframes", value=n, limit="1 or more", path="num_keyframes", fix="give 2 or more")
-    chosen, device = [seeds[i % len(seeds)] for i in range(n * cells)], next(G.parameters()).device
-    z, c = seeds_to_z(chosen, G.z_dim).to(device), class_label(G, class_idx, len(chosen)).to(device)
-    return G.mapping(z, c, truncation_psi=truncation_psi).float().cpu().unflatten(0, (grid[1], grid[0], n))
+    ws = seeds_to_ws(G, [seeds[i % len(seeds)] for i in range(n * cells)], truncation_psi, class_idx)
+    return ws.float().cpu().unflatten(0, (grid[1], grid[0], n))
 
 # %% ../nbs/43_generate.ipynb #a990f4ce
 def walk(
@@ -230,9 +246,7 @@ def walk_frames(
 )->Iterator[np.ndarray]: # uint8 [rows * H, columns * W, C], one frame after another
     "Draw the grid, frame by frame."
     device = next(G.parameters()).device
-    for f in range(path.shape[2]):
-        parts = path[:, :, f].flatten(0, 1).to(device).split(16)
-        yield image_grid(torch.cat([G.synthesis(w, noise_mode="const").float().cpu() for w in parts]), cols=path.shape[1])
+    for f in range(path.shape[2]): yield image_grid(draw_ws(G, path[:, :, f].flatten(0, 1).to(device)), cols=path.shape[1])
 
 # %% ../nbs/43_generate.ipynb #0ed80042
 def frame_times(

@@ -245,7 +245,8 @@ def evaluate(
     for n, m in metrics.items():
         start, label, net = time.time(), score_name(n, m, features or m.features), nets.get(net_key(m, features))
         if m.kind == "eq": score = eq_metric(label, m, fakes, data, o)
-        else: score = path_metric(label, m, net, fakes, data, o, work) if m.kind == "ppl" else compare_sets(label, m, net, fakes, data, o, made, work)
+        elif m.kind == "ppl": score = path_metric(label, m, net, fakes, data, o, work)
+        else: score = compare_sets(label, m, net, fakes, data, o, made, work)
         score.record |= {"date": time.strftime("%Y-%m-%dT%H:%M:%S"), "seconds": round(time.time() - start, 2), "device": where}
         scores.append(score)
     if group_place()[0] == 0:

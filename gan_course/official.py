@@ -259,6 +259,8 @@ def official_kwargs(
     kwargs = dict(zip(names, record.init_args)) | {k: dict(v) if isinstance(v, dict) else v for k, v in record.init_kwargs.items()}
     kwargs |= kwargs.pop('synthesis_kwargs', {}) if is_g else {}
     left_out = [k for d in (kwargs, kwargs.get('block_kwargs', {})) for k in ('fp16_channels_last',) if d.pop(k, None) is not None]
+    beta = record.settings.get('mapping.w_avg_beta')
+    if is_g and beta is not None: kwargs['mapping_kwargs'] = dict(w_avg_beta=beta) | kwargs.get('mapping_kwargs', {})
     if kind == 'stylegan3.Generator': return _fill_stylegan3(kwargs, record.settings), left_out
     return _fill_defaults(kwargs, record.settings, is_g), left_out
 
@@ -269,14 +271,12 @@ def _fill_defaults(kwargs, settings, is_g):
     kwargs.setdefault('num_fp16_res', sum(v is True for v in find('.use_fp16')))
     for key, end in (('conv_clamp', '.conv1.conv_clamp'), *((('fused_modconv_default', '.fused_modconv_default'),) if is_g else ())):
         if find(end): kwargs.setdefault(key, find(end)[0])
-    if is_g and find('mapping.w_avg_beta'): kwargs['mapping_kwargs'] = dict(w_avg_beta=find('mapping.w_avg_beta')[0]) | kwargs.get('mapping_kwargs', {})
     return kwargs
 
 # %% ../nbs/27_official.ipynb #6c5c10e3
 def _fill_stylegan3(kwargs, settings):
     "The same for a StyleGAN3 generator; its other defaults are ours."
-    beta = settings.get('mapping.w_avg_beta')
-    kwargs['mapping_kwargs'] = dict(num_layers=2) | ({} if beta is None else dict(w_avg_beta=beta)) | kwargs.get('mapping_kwargs', {})
+    kwargs['mapping_kwargs'] = dict(num_layers=2) | kwargs.get('mapping_kwargs', {})
     if kwargs.get('lrelu_upsampling') == 2: del kwargs['lrelu_upsampling']
     return kwargs
 

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 
 from .core import UserError, check_choice, format_bytes
 from .features import EXTRACTORS, RELEASES, Extractor, check_weights_file, fetch_weights, lite_class
-from .samples import as_rgb, exact_float32, weights_digest
+from .samples import as_rgb, check_request, exact_float32, weights_digest
 
 # %% ../nbs/39_path_length.ipynb #a2b69bd8
 PATHS = {"ppl_zfull": dict(space="z", sampling="full", crop=True),         # the papers' variants as arguments of PathPairs
@@ -109,9 +109,7 @@ def check(self:PathPairs)->None:
     check_choice(self.sampling, ["full", "end"], "sampling")
     if not 0 < self.eps < 1: raise UserError("the step along the path is out of range", value=self.eps, limit="above 0 and below 1; the papers: 1e-4", path="eps", fix="take 1e-4")
     check_enough(self.count)
-    if self.G.c_dim and (self.labels is None or self.labels.label_dim != self.G.c_dim):
-        found = "none" if self.labels is None else f"{self.labels.label_dim} classes"
-        raise UserError("this generator needs labels", value=found, limit=f"{self.G.c_dim} classes", path=self.name, fix="give the labelled data that it was trained on (--data, with --cond)")
+    check_request(self.G, self.count, self.labels, self.name)
     if self.space == "z" and self.G.z_dim < 2: raise UserError("two latents of one number have no path between them on the sphere", value=self.G.z_dim, limit="z_dim 2 or more", path=self.name, fix="measure in w")
     dtype = next(self.G.parameters()).dtype
     if dtype not in (torch.float32, torch.float64): raise UserError("a step this small is lost in half precision", value=dtype, limit="float32 weights", path=self.name, fix="give G.float()")

@@ -18,7 +18,7 @@ from safetensors.torch import load as load_tensors, save as save_tensors
 
 from .checkpoint import load_checkpoint, load_state
 from .core import UserError, atomic_write, check_choice, choose_device, load_json, save_json
-from .official import network_kind
+from .official import KINDS, network_kind
 from .presets import rebuild
 
 # %% ../nbs/36_transfer.ipynb #9c3fe970
@@ -68,7 +68,7 @@ def load_safetensors(
     "Build a network from an export. Raises `UserError` when a file is missing, damaged, or belongs to another."
     tensors, info = _paths(path)
     record = load_json(info)
-    kinds = ['stylegan2.Generator', 'stylegan3.Generator', 'layers.Discriminator', 'stylegan.Generator', 'stylegan.Discriminator']
+    kinds = [*KINDS, 'stylegan.Generator', 'stylegan.Discriminator']
     if not isinstance(record, dict) or not {'kind', 'init_kwargs', 'sha256'} <= set(record): raise UserError('describes no network', limit='kind, init_kwargs and sha256', path=info, fix='give a file that export_safetensors wrote')
     check_choice(record['kind'], kinds, f'{info}: kind')
     try: data = tensors.read_bytes()

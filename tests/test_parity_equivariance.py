@@ -1,4 +1,5 @@
 "The operators of EQ-T and EQ-R against the official ones (fixture `equivariance`), with their masks."
+import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,7 @@ CASES = [k for k in FIX if k != "img" and not k.endswith(".mask")]
 
 
 def run(case, x):
-    kind, *rest = case.replace(".-", ".~").split(".")
-    numbers = []
-    for part in rest:                                               # 0.11.-0.07 is split into 0, 11, ~0, 07
-        if numbers and numbers[-1].count(".") == 0: numbers[-1] += f".{part}"
-        else: numbers.append(part.replace("~", "-"))
-    numbers = [float(n) for n in numbers]
+    kind, numbers = case.split(".")[0], [float(n) for n in re.findall(r"-?\d+\.\d+", case)]
     if kind == "int": return eq.translate_integer(x, *(round(n * 48) for n in numbers))
     if kind == "frac": return eq.translate_fraction(x, *(n * 48 for n in numbers))
     return {"rot": eq.rotate, "pseudorot": eq.pseudo_rotate}[kind](x, *numbers)
